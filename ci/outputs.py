@@ -45,21 +45,21 @@ NEEDS: Final = {
 FOREIGN: Final = "xformers==0.0.32.post2"
 _XFORMERS: Final = f"{FOREIGN.replace('==', '-')}-*.whl"
 STALE: Final = "; stale: "  # appended to the first line of a record
-_MULTIPROCESSORS: Final = 132  # of the GPU in the records
+_MULTIPROCESSORS: Final = 132  # of the GPU that made the records
 _PROGRAM: Final = "python -m flash_dist"
 _SEQUENCE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # terminal escape: colours, cursor
 _BLOCK: Final = re.compile(r"^```console\n(\$ [^\n]*\n)(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 
 class OutputError(FlashDistError):
-    """An output cannot be recorded, or has no place."""
+    """An output cannot be recorded, or no text shows it."""
 
 
 @dataclass(frozen=True)
 class Output:
     """One command whose output the texts show."""
 
-    name: str  # of a file in docs/outputs
+    name: str  # name of the file in docs/outputs
     needs: str
     arguments: str
     status: int = 0
@@ -107,7 +107,7 @@ def run_output(output: Output, folder: Path, environ: dict[str, str]) -> str:
     """Run a command in a terminal, and return it with its stdout.
 
     Raises:
-        OutputError: It ended with an unexpected status.
+        OutputError: The command ended with an unexpected status.
     """
     reader, writer = os.openpty()
     with subprocess.Popen(
@@ -279,7 +279,7 @@ COUNTS: Final = (
 
 
 def build_of(name: str) -> list[Variant]:
-    """Return the build of a published set."""
+    """Return the variants of a published set."""
     table = read_table()
     archset = next(one for one in published_sets() if one.name == name)
     return [variant for arch in archset.archs for variant in table.variants(arch)]
@@ -309,7 +309,7 @@ def _variants_for_hopper() -> list[Variant]:
     return [one for one in build_of("hopper") if one.target.suffix == "a"]
 
 
-# Numbers in records that may change without another run.
+# Numbers in the records that may change without a new record.
 TOLD: Final = (
     ("variants", re.compile(r"(?<= in )\d+(?= variants\s+for)"), count_variants),
     ("kernels", re.compile(r"\d+(?=\s+kernels in)"), count_kernels),

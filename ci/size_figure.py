@@ -37,7 +37,7 @@ PARTS: Final = {  # colours of Okabe and Ito, in the order of the bars
     REST: "#999999",
 }
 _DARK: Final = {"backward", "decoding"}
-_PREFIXES: Final = {"fwd": "forward", "bwd": "backward"}  # of roles; other roles belong to decoding
+_PREFIXES: Final = {"fwd": "forward", "bwd": "backward"}  # roles of decoding have no prefix
 _HEIGHT: Final = 0.34  # height of a bar, in inches
 _BESIDE: Final = 1.25  # space above and below the bars, in inches
 _WRITTEN: Final = 0.35  # smallest part that gets a number, in megabytes

@@ -26,7 +26,7 @@ PEERS: Final = {
     "x FLASH, deterministic": "sdpa-flash-deterministic",
     "x cuDNN": "sdpa-cudnn",
 }
-NEWER: Final = {  # both deterministic, of the shapes in the figure
+NEWER: Final = {  # deterministic kernels for the shapes in the figure
     "FA4": "fa4-deterministic",
     "flex": "cudnn-flex-deterministic",
 }
@@ -48,7 +48,7 @@ def load(name: str) -> tuple[Row, ...]:
 
 
 def write_ratios(rows: Iterable[Row], peer: str, pass_: str) -> str:
-    """Write a peer's times over ours, in bold where ours is slower."""
+    """Write a peer's times divided by ours, in bold if ours is slower."""
     ratios = [row.ratio(peer, pass_) if peer in row.entries else None for row in rows]
     texts = [None if ratio is None else f"{ratio:.2f}" for ratio in ratios]
     marked = ("" if x is None else f"**{x}**" if float(x) < 1 else x for x in texts)
@@ -56,9 +56,9 @@ def write_ratios(rows: Iterable[Row], peer: str, pass_: str) -> str:
 
 
 def compare_pass(pass_: str) -> str:
-    """Compare one pass of the paper set: one row has three lengths.
+    """Compare one pass of the set `paper`. A row of the table has three lengths.
 
-    The mode of FLASH that is not deterministic, and faster, has its mean in another table.
+    FLASH also has a faster mode that is not deterministic. Another table has its mean.
     """
     left_out = "sdpa-flash" if pass_ == "backward" else "sdpa-flash-deterministic"
     peers = {title: peer for title, peer in PEERS.items() if peer != left_out}
@@ -94,7 +94,7 @@ def compare_newer() -> str:
 
 
 def compare_means() -> str:
-    """Write geometric means of the shapes in the figure, with the lowest and highest ratio."""
+    """Write the geometric means over the shapes in the figure, with lowest and highest ratio."""
     rows = load("paper")
     peers = PEERS | {f"x {title}": peer for title, peer in NEWER.items()}
     lines = [

@@ -29,7 +29,7 @@ MARKS: Final = (
     "<!-- nox -s outputs, from csrc/kernels.toml: from here -->\n",
     "<!-- to here, from csrc/kernels.toml -->\n",
 )
-SUFFIXED: Final = 90  # the first GPU with its own code, such as sm_90a
+SUFFIXED: Final = 90  # the first GPU with code of its own, such as sm_90a
 
 # Each pass and its kernels. The first kernel decides which sizes are supported. A backward may also
 # store dS (`bwd_dq_gemm`), which affects only speed and memory.
@@ -115,7 +115,7 @@ def native_target(device: Device) -> Arch:
 
 
 def find_sizes(variants: Sequence[Variant], roles: Sequence[str], dtype: str) -> Iterator[Size]:
-    """Yield the sizes of the first kernel that all the others support, too."""
+    """Yield the sizes of the first kernel that all other kernels also support."""
     own = [
         {one.row.sizes for one in variants if one.words[0] == dtype and one.family.role == role}
         for role in roles

@@ -25,9 +25,9 @@ NOT_CHECKED: Final = (
     "no Chromium is installed, so widths, search and copy buttons of the site were not checked; "
     "`apt-get install chromium` installs it"
 )
-WIDTHS: Final = (420, 1280, 1920)  # pixels: a phone, a laptop, a desktop
+WIDTHS: Final = (420, 1280, 1920)  # window widths in pixels: a phone, a laptop, a desktop
 HEIGHT: Final = 1000
-PATIENCE: Final = 180_000  # milliseconds: a busy machine starts a browser slowly
+PATIENCE: Final = 180_000  # milliseconds to wait: a busy machine starts a browser slowly
 MEASURE: Final = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
 # Each query, and the prefix of an expected address among the first results.
 QUERIES: Final = {

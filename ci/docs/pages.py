@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 HELP_COLUMNS: Final = "88"
-SEVERAL: Final = "Returned values"  # its name; Google's style has no such section
+SEVERAL: Final = "Returned values"  # heading of this section, which Google's style does not have
 
 
 def write_cli() -> Iterator[str]:
@@ -47,7 +47,7 @@ def write_cli() -> Iterator[str]:
 
 
 def find_subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each subcommand; argparse has no public name for them."""
+    """Return the parser of each subcommand; argparse has no public attribute for them."""
     actions = (one for one in parser._actions if one.metavar == "SUBCOMMAND")  # noqa: SLF001
     return dict(next(actions).choices or {})
 

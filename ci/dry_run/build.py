@@ -1,7 +1,7 @@
 """Compile the two libraries for a dry run: g++, the headers of torch, no CUDA.
 
-It compiles the host code and the binding of csrc/ and of the toolkit. Of each kernel it compiles
-only the entry: the sizes of its tile, and the arguments that it refuses. Launches do nothing.
+The build compiles the host code and the binding of csrc/ and of the toolkit. It compiles only the
+entry of each kernel: the sizes of its tile, and the arguments that it refuses. Launches do nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DryRunError(FlashDistError):
 def build_package(folder: Path, archs: Sequence[Arch], torch: Path, csrc: Path = SOURCES) -> Path:
     """Put the package with both libraries into a folder, and return the folder.
 
-    It reuses objects that were compiled there from the same text.
+    Objects in the folder that were compiled from the same text are reused.
 
     Args:
         folder: The output folder.

@@ -41,7 +41,7 @@ def find_changed(reference: Reference, plans: Plans) -> list[str]:
 
 
 def find_unrecorded(reference: Reference, plans: Plans) -> list[str]:
-    """List the cases without a fingerprint, which the selftest does not compare."""
+    """List the selftest cases without a recorded fingerprint, which the selftest cannot compare."""
     return sorted(plans.keys() - {one.case for one in reference.fingerprints})
 
 

@@ -91,7 +91,7 @@ def find_torch() -> Path:
     """Return the folder of the installed torch.
 
     Raises:
-        DryRunError: There is none.
+        DryRunError: torch is not installed.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

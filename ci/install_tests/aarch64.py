@@ -1,7 +1,7 @@
 """Run the aarch64 wheels of dist/ in an emulator: `nox -s arm_test`.
 
-It has no GPU, and torch only with --torch. It checks that the libraries load and answer, that
-doctor names the served GPUs and finds no driver, and that inspect reads the file.
+The emulator has no GPU, and torch only with --torch. The test checks that the libraries load and
+answer, that doctor names the served GPUs and finds no driver, and that inspect reads the file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Root:
     emulator: str
 
     def python(self, *words: str, places: tuple[Path, ...]) -> subprocess.CompletedProcess[str]:
-        """Run its Python with some folders on sys.path."""
+        """Run the Python of this Debian with some folders on sys.path."""
         python = self.folder / "usr" / "bin" / f"python{PYTHON}"
         command = [self.emulator, "-L", str(self.folder), str(python), *words]
         environ = {
@@ -79,7 +79,7 @@ class Root:
         return subprocess.run(
             command,
             env=environ,
-            cwd=self.folder,  # outside the source tree, whose flash_dist would be imported
+            cwd=self.folder,  # outside the source tree, so that its flash_dist is not imported
             capture_output=True,
             text=True,
             check=False,
@@ -136,7 +136,7 @@ class WheelTest:
         yield "inspect", self.try_inspect
 
     def try_library(self) -> str:
-        """Load the kernels library and ask it."""
+        """Load the kernels library and call it."""
         return self._run("-c", LIBRARY)
 
     def try_gpus(self, numbers: list[str]) -> str:
@@ -202,7 +202,7 @@ def find_wheels(dist: Path) -> list[Artefact]:
     """Return the wheels of dist/ that are for this CPU.
 
     Raises:
-        FlashDistError: There is none.
+        FlashDistError: There is no such wheel.
     """
     found = [one for one in find_artefacts(dist) if one.manifest.arch_set.machine == MACHINE]
     if not found:

@@ -1,8 +1,9 @@
 """Install a wheel on a bare Debian with pip, uv and conda, and ask its doctor: `nox -s root_test`.
 
-mmdebstrap makes a root beside this system's: its glibc, its Python, nothing else of ours. All
-packages come from a PyPI on this machine, with the wheel under its plain version. All is deleted at
-the end. `toolkit/make/container/smoke_test.py` tests the oldest glibc, in a container.
+mmdebstrap makes a Debian root with its own glibc and Python, and nothing from this machine. All
+packages come from a local index on this machine, with the wheel under its plain version. The test
+deletes everything at its end. `toolkit/make/container/smoke_test.py` tests the oldest glibc, in a
+container.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Root:
     """A Debian system in a folder."""
 
     path: Path
-    python: str  # name of the program and of its package
+    python: str  # name of its Python program and package
 
     def make(self, suite: str) -> None:
         """Install Debian; check its signatures but not their dates, as mirrors may be snapshots."""
@@ -67,12 +68,12 @@ class Root:
         call_openly(command, os.environ)
 
     def version(self) -> str:
-        """Return the version of its Python: `3.14.2`."""
+        """Return the version of the system's Python: `3.14.2`."""
         code = "import platform; print(platform.python_version())"
         return self.run(self.python, "-c", code).strip()
 
     def run(self, *words: str, network: bool = False, fine: Sequence[int] = (0,)) -> str:
-        """Run a program in it, with /proc; with this machine's network only if asked."""
+        """Run a program in the system, with /proc; with this machine's network only on request."""
         apart = ["unshare", "--pid", "--fork", *([] if network else ["--net"])]
         inside = [*apart, f"--root={self.path}", "--wd=/", "--mount-proc"]
         environ = {"PATH": "/usr/bin:/bin", "HOME": "/root"}
@@ -104,7 +105,7 @@ def list_small(one: Artefact) -> list[str]:
 
 
 def write_pypi(folder: Path, one: Artefact, torch: str, python: str) -> None:
-    """Write an index with the plain wheel, all its dependencies for one Python, and uv."""
+    """Write a local index with the plain wheel, all its dependencies for one Python, and uv."""
     write_files(folder, {name_plain(one): make_plain(one)})
     wheel, listed = folder / PROJECT / name_plain(one), folder / "requirements.txt"
     wanted = [str(wheel), f"torch=={torch}.*"] if torch else list_small(one)
@@ -160,7 +161,7 @@ def try_conda(one: Artefact, root: Root, work: Path, checks: str) -> None:
 
 
 def require_healthy(one: Artefact, root: Root, checks: str, *program: str) -> None:
-    """Ask doctor about the installation, and about a GPU that the wheel is for."""
+    """Ask doctor about the installation, and about a GPU that the wheel has code for."""
     _require_ok(root.run(*program, "doctor", "--only", checks, "--json", fine=JUDGED))
     arch = next(arch for arch in one.embedded if not arch.ptx)
     words = ("doctor", "--gpu", str(arch.device), "--driver", "580", "--json")

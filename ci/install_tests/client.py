@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 DROPPED: Final = "py.typed"  # a file that the next version no longer has
 MACHINES: Final = (*GPUS, *MIXED)
 DRIVER: Final = "580"
-OLDER_DRIVER: Final = "535"  # cannot load CUDA 13
-# Each upgrade step: an index, and the number of the version to install from it.
+OLDER_DRIVER: Final = "535"  # a driver that cannot load CUDA 13
+# The upgrade steps: an index, and the number of the version to install from it.
 UPGRADES: Final = (
     *(("labelled", number) for number in (0, 1, 0)),
     *(("plain", number) for number in (0, 1, 0)),
@@ -47,7 +47,7 @@ UPGRADES: Final = (
     ("plain", 1),
 )
 OLDER_MACHINES: Final = ("7.5", "7.5,9.0", "12.0")
-NO_CODE: Final = 1  # exit status of select and doctor
+NO_CODE: Final = 1  # exit status of select and doctor for a GPU without code
 
 
 def make_next(one: Artefact, folder: Path) -> Artefact:
@@ -134,7 +134,7 @@ class ClientTests:
         return Environment(self.client, folder, f"{self.url}{DEFAULT}/", cache)
 
     def try_default(self) -> str:
-        """Install without naming a version: expect the set that the table picks."""
+        """Install without a version, and expect the set that the table of picks names."""
         environment = self._fresh()
         environment.install("flash-dist")
         return environment.require(self.by_set[self.pick].version)
@@ -175,10 +175,10 @@ class ClientTests:
         return environment.require(one.version)
 
     def try_upgrades(self) -> str:
-        """Go to the next version, which lacks one file, and back, with one cache.
+        """Upgrade to the next version, which lacks one file, and go back, with one cache.
 
-        After each step no file of the other version is left, `verify` and `doctor` pass, and the
-        version reads the record that the one before has saved.
+        After each step no file of the other version may be left, `verify` and `doctor` must pass,
+        and the installed version must read the record that the previous version saved.
         """
         work = self._work / f"{self.client}-upgrades"
         two = [one := self.by_set[self.pick], make_next(one, work / "next")]
@@ -201,7 +201,7 @@ class ClientTests:
         return " -> ".join(map(str, passed))
 
     def try_switch(self) -> str:
-        """Replace each set by the next one, and uninstall the last."""
+        """Install each set over the previous one, and uninstall the last."""
         environment, passed = self._fresh(), []
         for name, one in self.by_set.items():
             environment.install(f"flash_dist=={one.version}", index=f"{self.url}{name}/")
@@ -273,7 +273,8 @@ def _words_for(version: Version, passed: Sequence[Version]) -> list[str]:
     """Return what a user types to move from the last version to another."""
     if passed and version.local == passed[-1].local and version > passed[-1]:
         return ["--upgrade", PROJECT]
-    again = passed and version.public == passed[-1].public  # pip keeps a label for a plain version
+    # pip keeps a labelled version if the same version without a label is requested.
+    again = passed and version.public == passed[-1].public
     return [*(["--force-reinstall"] if again else []), f"{PROJECT}=={version}"]
 
 

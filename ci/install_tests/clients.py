@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 CLIENTS: Final = ("pip", "uv")
-ANY_VERDICT: Final = (0, 1, 3)  # doctor's exit statuses without torch or a GPU
+ANY_VERDICT: Final = (0, 1, 3)  # exit statuses of a doctor that found no torch or GPU
 _OURS: Final = re.compile("flash[_-]dist")
 _SAID: Final = 300  # characters shown from each end of a failed command's output
 _UNSHARED: Final = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))
@@ -97,7 +97,7 @@ class Environment:
         self.run(*program, "doctor", "--save", str(record), "--no-selftest", fine=ANY_VERDICT)
 
     def run(self, *words: str, fine: Sequence[int] = (0,)) -> str:
-        """Run Python, with the tools' dependencies from the Python that runs this."""
+        """Run Python with the dependencies of the tools from the Python that runs this test."""
         place = next(path for path in sys.path if path.endswith("site-packages"))
         variables = {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1"}
         return call([str(self.python), *words], variables, fine=fine)
@@ -169,7 +169,7 @@ def without_network() -> tuple[str, ...]:
     """Return the prefix of a command that runs without a network, even without loopback.
 
     Raises:
-        NotRunError: This machine cannot do that.
+        NotRunError: This machine cannot run a command without a network.
     """
     command = _find_unshare()
     if not command:

@@ -1,7 +1,7 @@
 """Install the wheels of dist/ as conda packages: the part of `nox -s install_test` for conda.
 
-It uses rattler's solver and installer with a described machine, so it needs no GPU. Dependencies of
-flash-dist are stubs; see `ci/install_tests/conda_stubs.py`.
+rattler's solver and installer get a description of the machine, so no GPU is needed. Dependencies
+of flash-dist are stubs; see `ci/install_tests/conda_stubs.py`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class CondaTests:
             return Result(PICK, what, "FAIL", str(error))
 
     def try_pick(self, gpus: str, cuda: str = CUDA, lacking: str = "__cuda_arch") -> str:
-        """Ask for no set on a machine with some GPUs; doctor must accept the result.
+        """Install without naming a set on a machine with some GPUs; doctor must accept the result.
 
         If no set fits, the refusal must name what is lacking.
         """
@@ -127,11 +127,11 @@ class CondaTests:
         return f"{expected.set_name}: {how}"
 
     def try_without_cuda(self) -> str:
-        """Ask on a machine without a driver: the refusal must name what is missing."""
+        """Install on a machine without a driver: the refusal must name the missing package."""
         return self._require_refusal([PROJECT], "", "", "__cuda >=")
 
     def try_set(self, one: Artefact) -> str:
-        """Ask for one set on every GPU: it must be installed exactly where it fits."""
+        """Request one set on every GPU: it must be installed exactly where it fits."""
         cuda = max(CUDA, oldest_cuda(one.manifest), key=parse_version)
         fitting = [gpu for gpu in GPUS if is_served(one.embedded, Device.parse(gpu))]
         for gpu in GPUS:
@@ -147,7 +147,7 @@ class CondaTests:
         return f"{how}; {len(fitting)} GPUs, refused on {', '.join(refused) or 'none'}"
 
     def try_switch(self) -> str:
-        """Replace one set by another in the same prefix, and uninstall the latter."""
+        """Install one set over another in the same prefix, and uninstall it."""
         prefix, passed = self._fresh(), []
         for one in list(self.members)[:2]:
             gpu = next(gpu for gpu in GPUS if is_served(one.embedded, Device.parse(gpu)))

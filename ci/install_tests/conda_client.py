@@ -1,6 +1,6 @@
 """A conda client for `nox -s install_test`: rattler's solver and installer in a process.
 
-It reads JSON on stdin and answers on stdout: the packages, or why there are none.
+The process reads JSON on stdin. It writes the packages to stdout, or why there are none.
 
 NOTE: the process skips Python's normal exit, in which py-rattler 0.28 crashes.
 """
@@ -55,11 +55,11 @@ class Solved:
 
 
 def ask(request: Request) -> dict[str, Solved]:
-    """Solve, and install if a prefix is named; its old contents are deleted.
+    """Solve the request. If it names a prefix, delete the contents of the prefix and install.
 
     Raises:
         RefusedError: There is no solution.
-        ClientError: Anything else.
+        ClientError: Any other failure.
     """
     done = subprocess.run(
         [sys.executable, "-m", "ci.install_tests.conda_client"],
@@ -96,7 +96,7 @@ async def _solve(request: Request) -> list[Solved]:
 
     records = await solve(
         [Channel(url) for url in request.channels],
-        [MatchSpec(spec, strict=False) for spec in request.specs],  # as users spell them
+        [MatchSpec(spec, strict=False) for spec in request.specs],  # specs as users write them
         platforms=[Subdir(request.platform), Subdir("noarch")],
         virtual_packages=[
             GenericVirtualPackage(PackageName(name), Version(version), BuildString("0"))

@@ -1,7 +1,7 @@
 """Stubs of flash-dist's dependencies: `nox -s install_test` reaches no real channel.
 
-They contain only `bin/python`, which starts another Python with the packages of the prefix. They
-are never published.
+The stubs contain only `bin/python`, which starts another Python with the packages of the prefix.
+They are never published.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write_stubs(
         channel: The folder.
         recipes: Packages with dependencies.
         python: The Python that the stub starts.
-        running: Its version.
+        running: The version of that Python.
 
     Returns:
         Names and versions.

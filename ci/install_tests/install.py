@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stage:
-    """Input of every phase."""
+    """Input of every phase of the test."""
 
     artefacts: tuple[Artefact, ...]
     url: str  # of the served index

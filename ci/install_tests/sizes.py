@@ -1,8 +1,8 @@
 """Measure the wheels of dist/ and print the README's table of the sets: `nox -s sizes`.
 
-It measures download and installed size, and the CPU time of a first import (independent of other
-load): in a fresh environment, without .pyc files, after `import torch` (which takes seconds and is
-not ours), up to the loaded extension. Megabytes are 10^6 bytes.
+It measures download size, installed size and the CPU time of a first import, which does not depend
+on other load. The time is measured in a fresh environment without .pyc files, from the end of
+`import torch` to the loaded extension. Megabytes are 10^6 bytes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def measure(artefacts: Sequence[Artefact], work: Path, runs: int) -> list[Row]:
         environment.install("--no-index", str(one.path))
         environment.require(one.version)
         runtime = runtime_requirements(one.manifest.toolkit.cuda)
-        if runtime:  # everything else is already in the measuring environment
+        if runtime:  # the measuring environment has all other dependencies
             command = ["uv", "pip", "install", "--quiet", "--python", str(environment.python)]
             call_openly([*command, *runtime], os.environ)
     rounds = [

@@ -1,6 +1,7 @@
-"""Test one wheel with every torch and Python that it supports: import, the operator on the CPU.
+"""Test one wheel with every torch and Python that it supports: import it and call its operator.
 
-torch and its requirements come from uv's index: 3 to 5 GB per torch, all deleted afterwards.
+The operator runs on the CPU. torch and its requirements come from uv's index, 3 to 5 GB per torch,
+and are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Pair:
 
     @property
     def requirement(self) -> str:
-        """The requirement for pip; for CPU a build without CUDA."""
+        """The requirement for pip. For a CPU wheel it names a build without CUDA."""
         return f"torch=={self.torch}.0{CPU}" if self.cpu else f"torch=={self.torch}.*"
 
 
@@ -105,13 +106,13 @@ def try_torches(
 
 @dataclass(frozen=True)
 class Matrix:
-    """Environments for one torch, used in turn, and uv's cache of its packages."""
+    """Environments for one torch, used one after the other, and uv's cache of its packages."""
 
     work: Path
     most: int | None = None  # bytes to download
 
     def try_pair(self, pair: Pair, one: Artefact) -> str:
-        """Install, import, call."""
+        """Install the wheel, import it and call its operator."""
         python = find_python(pair.python)
         environment = self.work / "environment"
         try:
@@ -130,11 +131,12 @@ class Matrix:
             self._uv(*command, pair.requirement)
         except InstallError as error:
             raise NotRunError(str(error)) from error
-        self._uv("uv", "cache", "clean", "--quiet", "torch")  # large, and for one Python only
+        # torch's files are large, and for one Python only.
+        self._uv("uv", "cache", "clean", "--quiet", "torch")
         self._uv(*command, str(one.path))
 
     def _require_space(self) -> None:
-        if self.work.exists():  # a child has already created most of it
+        if self.work.exists():  # a child process has already created most of the cache
             return
         self.work.mkdir(parents=True)
         free = shutil.disk_usage(self.work).free
@@ -146,7 +148,7 @@ class Matrix:
         """Ask the index for the sizes of torch and its requirements, before anything is downloaded.
 
         Raises:
-            NotRunError: They are larger than allowed, or not there.
+            NotRunError: The packages are larger than allowed, or the index lacks them.
         """
         if self.most is None:
             return
@@ -178,7 +180,7 @@ def sum_sizes(packages: Iterable[Mapping[str, Any]]) -> int:
 
 
 def read_probe(output: str) -> tuple[dict[str, Any], str]:
-    """Return the probe's result, also in words.
+    """Return the probe's result as data and in words.
 
     Raises:
         InstallError: The binding did not find torch's streams, or found some in a torch without.
@@ -213,7 +215,7 @@ def find_python(version: str) -> Path:
     """Find the interpreter of one version, `3.13` or `3.13t`, without downloading.
 
     Raises:
-        NotRunError: This machine has none.
+        NotRunError: This machine has no such Python.
     """
     command = ["uv", "python", "find", "--no-project", "--no-python-downloads", version]
     done = subprocess.run(
