@@ -2,7 +2,7 @@
 
 `python -m tests.earlier FILE.zip`, with that wheel installed, saves one program per operator, with
 its inputs and results. Programs refer to a mask by its handle. FIRST is the handle of the first
-mask of a process, so whoever runs a program must make that mask before.
+mask of a process, so a process must make that mask before it runs a program.
 """
 
 from __future__ import annotations

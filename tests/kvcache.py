@@ -73,7 +73,7 @@ class Problem:
 
     @property
     def batch(self) -> int:
-        """Sequences."""
+        """The number of sequences."""
         return len(self.seqlens)
 
     def make(self, dtype: torch.dtype, device: str = "cpu") -> Tensors:

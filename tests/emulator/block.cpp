@@ -51,8 +51,8 @@ struct Thread {
   std::vector<uint32_t> unfenced;  // words written since this thread's last fence
 };
 
-// State of 4 bytes of shared memory: the last accesses, when they happened in the block's count of
-// barriers, and a pending copy.
+// State of 4 bytes of shared memory: the last accesses, with the block's count of barriers at that
+// time, and a pending copy.
 struct Word {
   int writer = NOBODY, reader = NOBODY, copier = NOBODY;
   unsigned written = 0, read = 0;
@@ -99,7 +99,7 @@ struct Block {
   std::vector<uint32_t> landed;  // words written by completed copies, not fenced yet
   std::vector<std::vector<BoxCopy>> boxes;
   std::vector<BoxCopy> box;
-  int rank;                                      // in the cluster
+  int rank;                                      // rank in the cluster
   std::vector<uint8_t> image;                    // its shared memory while another block runs
   std::deque<std::array<uint8_t, 16>> received;  // data that other blocks have sent
 };
@@ -338,7 +338,7 @@ void watch_write(Word& word, int warp) {
   word.written = now;
 }
 
-// Starts a copy of 16 bytes. source null: of zeros.
+// Starts a copy of 16 bytes, or of zeros if source is null.
 void reserve(uint32_t target, const void* source) {
   if (source != nullptr) read_global(source, 16);
   Word* words = words_of(target, 16);

@@ -14,8 +14,8 @@ one alone.
 A case that has not ended after `--patience` seconds hangs: its process names it, prints the stacks
 of its threads and ends, and so does the program. `--bits-only` skips float64, so that cases can be
 long and many: with other work on the GPU, it tests kernels whose blocks wait for each other.
-`--bits` writes a digest of each case's results to a new file, or compares them with an existing
-one: of kernels that were built with delays (docs/debugging.md).
+`--bits` writes a digest of each case's results to a new file, or compares the results with an
+existing file. The second run may use kernels that were built with delays (docs/debugging.md).
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ Needs an installed flash_dist; `--device cpu` tests the program itself. A case i
 `flash_attn_with_kvcache`: random lengths, heads, head_dim, pages, entries, left padding, appended
 keys, rotary angles, causal mask and window, softcap, ALiBi and sinks, 1 to 64 queries. Its
 sequences are computed together, each alone, in another batch, in other pages or none, in chunks of
-queries, and, on a GPU, by a graph that was captured with an empty cache: each with the default
-workspace, which lets several blocks share a sequence, and with none, so that no blocks do. out, lse
-and what was appended must have the same bits. The same seed gives the same cases; exit status 1 if
-a bit differs; `--only NUMBER` runs one case alone, `--bits` is that of tests.fuzz.attention.
+queries, and, on a GPU, by a graph that was captured with an empty cache. Each of these runs with
+the default workspace, which lets several blocks share a sequence, and without workspace, so that no
+blocks share one. out, lse and the appended keys and values must have the same bits. The same seed
+gives the same cases; exit status 1 if a bit differs; `--only NUMBER` runs one case alone, `--bits`
+is that of tests.fuzz.attention.
 """
 
 from __future__ import annotations

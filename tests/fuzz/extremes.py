@@ -18,10 +18,10 @@ The allowed errors are
 
 where d = 2^-18 (8 + |lse| + the ALiBi term) / cap, at most 1: general kernels take tanh from lse.
 
-Where float64 is finite, a result must be finite, too (up to 6e4 in float16). Exempt are the batch
-entry and the heads with an infinity or NaN in their inputs. There, a row that sees a score of NaN
-or +infinity must not be finite: no such input may vanish. Hidden ones may spread, since 0 times
-them is NaN.
+Where float64 is finite, a result must be finite, too (up to 6e4 in float16). The batch entry and
+the heads with an infinity or NaN in their inputs are exempt. There, a row with a visible score of
+NaN or +infinity must not be finite: no such input may vanish. Masked infinities and NaN may spread,
+since 0 times such a number is NaN.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 LONGEST: Final = 400
-LARGEST: Final = 6e4  # of float16
+LARGEST: Final = 6e4  # largest finite result in float16
 CAPS: Final = (0.0, 1e-3, 0.1, 3.0, 30.0, 50.0, 100.0, 101.0, 1e3, 1e4, 1e6, 1e9, 2.0**40)
 PLANTED: Final = (math.inf, -math.inf, math.nan)
 UNITS: Final = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
@@ -241,7 +241,7 @@ def _is_clean(name: str, like: Tensor, problem: Problem) -> Tensor:
 
 
 def _rows_that_cannot_be_finite(scored: Scored) -> Tensor:
-    """Return [batch, num_heads, seqlen_q]: a score that the row sees is NaN or +infinity."""
+    """Return booleans [batch, num_heads, seqlen_q]: whether a visible score is NaN or +infinity."""
     problem = scored.problem
     s = _products(problem.q.double(), problem.k.double()) * problem.scale
     bad = s.isnan() if scored.softcap else s.isnan() | (s == torch.inf)
@@ -304,7 +304,7 @@ def _bounds(scored: Scored, lse: Tensor) -> dict[str, float]:
     share = {"out": 2 * e + 3 * unit, "dv": 2 * e + 3 * unit}
     share["dq"] = share["dk"] = 3 * e + 4 * unit + tanh
     floor = 2.0**-24 if problem.q.dtype == torch.float16 else 2.0**-40
-    left = {  # what rounding may leave of weights, and 8 times that of dS
+    left = {  # errors of rounding: of weights, and 8 times as much of dS
         "out": floor * float(v.sum(1).max()),
         "dv": floor * float(dout.sum(1).max()) * group,
         "dq": 8 * floor * problem.scale * float(k.sum(1).max()),

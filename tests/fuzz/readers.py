@@ -1,4 +1,4 @@
-"""Mutated binaries through every reader: only our own error may come out, quickly.
+"""Reads mutated binaries with every reader: each may raise only our own error, quickly.
 
     python -m tests.fuzz.readers [--cases 100000] [--seed 0]
 

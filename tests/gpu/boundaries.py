@@ -26,7 +26,7 @@ class Boundaries:
     longest_k: int = 260
 
     def given(self, device: torch.device) -> dict[str, Any]:
-        """Return them as arguments."""
+        """Return the numbers as arguments of a call."""
         return {
             "cu_seqlens_q": torch.tensor(self.ends_q, dtype=torch.int32, device=device),
             "cu_seqlens_k": torch.tensor(self.ends_k, dtype=torch.int32, device=device),

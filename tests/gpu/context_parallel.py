@@ -2,11 +2,12 @@
 
     python tests/gpu/context_parallel.py [SEQLEN ...]
 
-Uses all GPUs of this machine. Prints one line of JSON. For each seqlen, it has for torch's ring
-with these kernels, and with torch's: the largest error of each tensor over its largest value on one
-GPU, and how many runs have other bits than the first. It also says whether both have the same bits.
-Its times are medians of forward and backward in milliseconds: on one GPU, by ring_attention, and by
-torch's ring with both kernels. Exit status 1 if a rank failed.
+Uses all GPUs of this machine. Prints one line of JSON. For each seqlen, the line has results of
+torch's ring with these kernels, and with torch's: the largest error of each tensor relative to its
+largest value on one GPU, and the number of runs whose bits differ from the first run. The line also
+says whether both kernels give the same bits. Times are medians of forward and backward in
+milliseconds: on one GPU, by ring_attention, and by torch's ring with both kernels. Exit status 1 if
+a rank failed.
 """
 
 from __future__ import annotations

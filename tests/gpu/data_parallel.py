@@ -2,8 +2,8 @@
 
     python tests/gpu/data_parallel.py GPUS
 
-Prints one line of JSON: the loss of every step and a digest of all weights behind the last. Each
-rank has packed documents of its own. docs/determinism.md says what is set for equal bits.
+Prints one line of JSON: the loss of every step and a digest of all weights after the last step.
+Each rank has packed documents of its own. docs/determinism.md lists the settings for equal bits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FIXED: Final = {  # NCCL settings: with the links between the GPUs, they fix the
 
 
 def make_model(device: torch.device) -> Any:  # noqa: ANN401 - transformers has no types
-    """Return the model, its weights in float32 spread over all ranks."""
+    """Return the model; its float32 weights are sharded over all ranks."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**MODEL)
     with device:

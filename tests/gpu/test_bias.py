@@ -1,4 +1,4 @@
-"""The bias of scores: values and gradients against float64, what it hides, bits."""
+"""The bias of scores: values and gradients against float64, masked keys, and bits."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def read_cache() -> tuple[Callable[[Tensor], Tensor], Tensor]:
 
 
 def read_latent() -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """Return the same for latent keys."""
+    """Return a call on a cache of latent keys, and queries for it."""
     table = torch.arange(4, dtype=torch.int32, device="cuda").view(2, 2)
     keys = draw(4, 64, 1, 576, dtype=torch.bfloat16, seed=1)
     lengths = torch.full((2,), 100, dtype=torch.int32, device="cuda")

@@ -235,7 +235,7 @@ def test_kernels_of_one_target_and_general_ones_agree(
     head_dims: tuple[int, int],
     any_half: torch.dtype,
 ) -> None:
-    """ALiBi, here of slope 0, is left to the general kernels."""
+    """The general kernels serve the calls with ALiBi, which here has slopes of 0."""
     q, k, v = draw_all(shape, head_dims, any_half)
     dout = torch.randn(*q.shape[:-1], v.shape[-1], device=DEVICE, dtype=any_half)
     runs = []

@@ -48,7 +48,7 @@ PROBLEMS = {
 
 @pytest.fixture(autouse=True)
 def bf16() -> None:
-    """Skip if the GPU has no matrix instruction for it."""
+    """Skip if the GPU has no matrix instruction for bfloat16."""
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("no bfloat16 before compute capability 8.0")
 
@@ -69,7 +69,7 @@ def test_the_kernel_of_latent_keys_ran(heads: int) -> None:
     problem = Problem(heads=heads, **DEEPSEEK)
     problem.call(problem.make(BF16, DEVICE))
     on_hopper = torch.cuda.get_device_capability() == (9, 0) and has_whole_shared_memory()
-    # Not if there is only PTX.
+    # False if the wheel has only PTX.
     is_built = any(one["family"] == "mla_sm90" for one in variants())
     is_many = on_hopper and is_built and heads >= MANY_HEADS
     role, family = ("mla_values", "mla_values_sm90") if is_many else ("mla", "mla")  # of few tiles

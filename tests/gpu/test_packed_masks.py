@@ -62,7 +62,7 @@ def find_bounds(seen: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
 
 
 def as_intervals(packed: Packed) -> Packed:
-    """The same with a mask of tensors on the device."""
+    """Return the same call with a mask of tensors on the device."""
     seen = packed.problem.visible
     assert seen is not None
     ends = boundaries(packed, seen.device)

@@ -205,8 +205,8 @@ def spoil(x: torch.Tensor, row: int, value: float) -> torch.Tensor:
 def find_spread(result: Mapping[str, torch.Tensor], exact: Mapping[str, torch.Tensor]) -> list[str]:
     """Name the tensors with wrong infinities or NaN.
 
-    In a row with an infinite score, torch's gradients are NaN for every key; weights from lse, as
-    in torch's own FLASH, are NaN only at that score.
+    In a row with an infinite score, torch's gradients are NaN for every key. Kernels that compute
+    weights from lse, such as ours and torch's FLASH, give NaN only at that score.
     """
     faults = []
     for name in ("out", "dq", "dk", "dv"):

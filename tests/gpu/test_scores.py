@@ -313,7 +313,7 @@ def test_bent_scores_have_families_of_their_own_on_hopper(
     any_half: torch.dtype, head_dim: int, head_dim_v: int, role: str
 ) -> None:
     specific = has_families_for_hopper(any_half)
-    forward = "fwd" if head_dim <= 32 else "fwd_scored_sm90"  # it has few columns
+    forward = "fwd" if head_dim <= 32 else "fwd_scored_sm90"  # small sizes use the general family
     problem = random_problem(
         seqlen_q=300, head_dim=head_dim, head_dim_v=head_dim_v, dtype=any_half, causal=True
     )

@@ -1,7 +1,7 @@
 """vLLM's call of attention on a GPU: the case of vllm#51902, and what its CUDA graphs capture.
 
-There, a decoding sequence gets other bits when the prefill of its neighbour grows from 9 tokens to
-10: FlashAttention-3 chooses the tiles of the whole call by max_seqlen_q.
+In that issue, a decoding sequence gets other bits when the prefill of its neighbour grows from 9
+tokens to 10: FlashAttention-3 chooses the tiles of the whole call by max_seqlen_q.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@
     python tests/peers/flash_attention.py CHECKOUT --suite 3 --served 400
     python tests/peers/flash_attention.py CHECKOUT --device cpu --longest 256 --served 60
 
-It needs an installed flash_dist, pytest, einops, and a GPU unless another device is chosen. The
-file has some 400,000 cases. Of each test it runs a seeded sample of supported cases, which must
-pass, and of others, which should be refused in our words and are counted. Suite 3 is
-flash-attention 3's tests of caches, also with attention_chunk at 0. Run it as a file, so that
-Python does not find the sources of flash_dist beside the installed package.
+The program needs an installed flash_dist, pytest, einops, and a GPU unless another device is
+chosen. flash-attention's file has some 400,000 cases. For each test the program runs two seeded
+samples: supported cases, which must pass, and other cases, which our functions should refuse and
+which are counted. Suite 3 is flash-attention 3's tests of caches, also with attention_chunk at 0.
+Run it as a file, so that Python does not find the sources of flash_dist beside the installed
+package.
 """
 
 from __future__ import annotations

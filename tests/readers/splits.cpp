@@ -81,7 +81,7 @@ struct Cache {
     }
   }
 
-  // As host/decode.cpp does, for GPUs and budgets of all sizes.
+  // Chooses splits as host/decode.cpp does, for GPUs and budgets of all sizes.
   void choose_splits() {
     const int rows = p.group * (p.few_alone ? min(p.seqlen_q, MORE_QUERIES) : p.seqlen_q);
     p.row_tiles = (rows + p.block_rows - 1) / p.block_rows;

@@ -70,7 +70,7 @@ struct Problem {
     return below(3) == 0 ? one_of({1, 63, 64, 65, 127, 128, 129, 192, 257, 3000}) : 1 + below(700);
   }
 
-  // Makes it part of a packed call with longer sequences.
+  // Makes the sequence part of a packed call with longer sequences.
   void pack() {
     static const int cu_seqlens[] = {0, 0};  // never read here
     p.packing = {cu_seqlens, cu_seqlens};

@@ -1,4 +1,4 @@
-"""The base error: neutral name in the toolkit, public name here."""
+"""The base error: its general name in the toolkit, and its public name here."""
 
 from __future__ import annotations
 

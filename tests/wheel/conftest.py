@@ -37,7 +37,7 @@ def processes(request: pytest.FixtureRequest) -> Iterator[list[ProcessPoolExecut
 def run(
     processes: list[ProcessPoolExecutor], tmp_path: Path
 ) -> Callable[[Callable[[], None], int], None]:
-    """Return what runs a function in processes of one group, and raises what one of them raises."""
+    """Return a function that runs another in the processes of a group, and raises their error."""
 
     def run_in(body: Callable[[], None], world_size: int) -> None:
         ranks = [

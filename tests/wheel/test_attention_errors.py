@@ -322,7 +322,7 @@ def packed_inside(longest: int) -> Tensor:
 
 
 def refuse(call: Callable[..., object], name: str) -> Case:
-    """Return the refusal of an argument that accepts only its neutral value."""
+    """Return the refusal of an argument that accepts only a value without effect."""
     value, text = UNSERVED[name]
     return (lambda: call(**{name: value})), (ValueError, text)
 

@@ -1,4 +1,4 @@
-"""The bias of scores on the CPU: gradients, what it hides, graphs, and refusals."""
+"""The bias of scores on the CPU: gradients, masked keys, graphs, and refusals."""
 
 from __future__ import annotations
 

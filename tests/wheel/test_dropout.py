@@ -1,4 +1,4 @@
-"""Dropout on the CPU: formulas, the generator, what is drawn and what is refused."""
+"""Dropout on the CPU: formulas, the generator, dropped weights and refused calls."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_masks_compile_once_for_the_first_and_once_for_all_others() -> None:
     counts = []
     for start in range(1, SEQLEN):
         mask = make_mask(start)
-        for dtype in (torch.float64, torch.float32):  # dtypes stand for two devices
+        for dtype in (torch.float64, torch.float32):  # two dtypes represent two devices
             check_step(function, mask, dtype)
         counts.append(counter.frame_count)
     assert counts == [2, 4, 4, 4, 4]

@@ -1,4 +1,4 @@
-"""Ring attention over processes on the CPU, held against attention in one."""
+"""Ring attention over processes on the CPU, compared with attention in one process."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def draw(
 
 
 def compare(case: dict[str, Any]) -> None:
-    """Hold ring attention against attention of one process, and one run against the next."""
+    """Compare ring attention with attention of one process, and each run with the next."""
     case = dict(case)
     causal, invariant = case.pop("causal"), case.pop("batch_invariant", False)
     q, k, v, dout, dlse = draw(**case)
@@ -112,7 +112,7 @@ def test_ring_attention_is_attention_in_one_process(
 
 
 def compare_documents(*, batched: bool) -> None:
-    """Hold documents over several ranks against a mask of one process, with gradients of lse."""
+    """Compare documents over several ranks with a mask of one process, with gradients of lse."""
     q, k, v, dout, dlse = draw()
     first = torch.tensor([[0] * 7 + [7] + [8] * 11 + [19] * 5, [0] * 2 + [2] * 22])
     first = first if batched else first[0]

@@ -1,4 +1,4 @@
-"""Attention of DTensors on several processes, held against attention in one."""
+"""Attention of DTensors on several processes, compared with attention in one process."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def call(tensors: list[Any], case: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def compare(mesh_shape: tuple[int, ...], placements: tuple[Any, ...], case: dict[str, Any]) -> None:
-    """Hold a sharded call against one of whole tensors, forward and backward."""
+    """Compare a sharded call with one of whole tensors, forward and backward."""
     case = dict(case)
     mesh = init_device_mesh("cpu", mesh_shape)
     of_keys = case.pop("placements_k", placements)

@@ -58,7 +58,7 @@ LENGTHS: dict[str, Any] = {
     "numpy": np.int64(5),
     "numpy-unsigned": np.uint8(5),
 }
-# The same, found in a graph of torch.compile.
+# The longest sequence, as a graph of torch.compile computes it.
 FOUND_LENGTHS: dict[str, Callable[[Tensor], tuple[Any, Any]]] = {
     "one tensor": lambda longest: (longest, longest),
     "two tensors": lambda longest: (longest, longest + 1),

@@ -18,7 +18,8 @@ void wgmma_wait() {}
 template <class Registers>
 void hold(Registers&) {}
 
-// Element (row, k) of an operand; row counts along M or N. TRANSPOSED: its rows in memory are k.
+// Returns element (row, k) of an operand; row counts along M or N. TRANSPOSED: a row in memory
+// holds one k.
 template <class T, bool TRANSPOSED>
 float descriptor_element(uint64_t descriptor, int row, int k) {
   if (descriptor >> 62 != 1) emulator::fail("an operand has another swizzle than 128 bytes");

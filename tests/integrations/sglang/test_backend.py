@@ -1,4 +1,4 @@
-"""SGLang's engine, on a CPU, with our attention; `startup` stands for torchvision."""
+"""SGLang's engine, on a CPU, with our attention; `startup` replaces torchvision."""
 
 from __future__ import annotations
 

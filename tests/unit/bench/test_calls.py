@@ -1,4 +1,4 @@
-"""What calls cost: limits, findings, and how they are kept."""
+"""Costs of calls: limits, findings, and files of results."""
 
 from __future__ import annotations
 

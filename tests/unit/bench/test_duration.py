@@ -1,4 +1,4 @@
-"""How long a run is said to take."""
+"""The estimated duration of a run."""
 
 from __future__ import annotations
 

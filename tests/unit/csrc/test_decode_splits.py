@@ -1,4 +1,4 @@
-"""How many splits the keys of caches have."""
+"""The number of splits of the keys of caches."""
 
 from __future__ import annotations
 

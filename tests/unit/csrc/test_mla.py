@@ -166,7 +166,7 @@ def assert_same_bits(one: Tensor, other: Tensor) -> None:
 
 @pytest.fixture(scope="module", params=CALLS)
 def call(request: pytest.FixtureRequest) -> Call:
-    """Sequences of which some are split."""
+    """A call in which some sequences are split."""
     problem, gpu = CALLS[request.param]
     tensors = problem.make()
     out, lse, _ = emulate(**tensors, causal=True, gpu=gpu)

@@ -170,7 +170,7 @@ def intervals(draw: st.DrawFn, shape: Shape) -> Case:
 
 @st.composite
 def far_apart(draw: st.DrawFn, shape: Shape) -> Case:
-    """Intervals that end at tile edges or near; in some tiles every other row has another one."""
+    """Intervals that end at tile edges or near; in some tiles odd rows have different ones."""
     generator = seeded(draw)
     planes = draw(st.sampled_from([(), (shape.batch,), (shape.batch, shape.heads)]))
     size = (*planes, -(-shape.seqlen_q // 64), 2, 2)  # per tile: even and odd rows, lo and hi

@@ -79,9 +79,9 @@ def compile_program(
     """Compile a program of one file, with the headers of csrc/ that need no CUDA.
 
     Args:
-        folder: Of the program.
-        source: Of the program.
-        options: Of the compiler.
+        folder: Folder of the program.
+        source: Text of the program.
+        options: Options of the compiler.
         headers: Text by path of headers that replace those of csrc/.
     """
     require_compiler()

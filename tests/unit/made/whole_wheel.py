@@ -41,7 +41,7 @@ METADATA = f"{INFO}/METADATA"
 WHEEL = f"{INFO}/WHEEL"
 LICENSE = f"{INFO}/licenses/LICENSE"
 SCRIPTS = f"{INFO}/entry_points.txt"
-EMPTY = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()  # git's, of an empty file
+EMPTY = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()  # git's hash of an empty file
 FILES = ("__init__.py", "archsets.json", "py.typed")
 BLOBS = dict.fromkeys((*(f"flash_dist/{name}" for name in FILES), "LICENSE"), EMPTY)
 PARTS = (

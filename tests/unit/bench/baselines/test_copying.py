@@ -1,4 +1,4 @@
-"""What a copy of all tensors copies."""
+"""Copies of all tensors of a problem."""
 
 from __future__ import annotations
 

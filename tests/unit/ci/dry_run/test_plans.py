@@ -40,7 +40,7 @@ def reference() -> Reference:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the host code is compiled; only what a fault changes is compiled again."""
+    """Return the folder of the compiled host code; a planted rule recompiles only its own files."""
     require_compiler()
     return tmp_path_factory.mktemp("dry_run")
 

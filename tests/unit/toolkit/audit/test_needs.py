@@ -1,4 +1,4 @@
-"""What a wheel's libraries need of Python."""
+"""Symbols of Python that a wheel's libraries need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Pythons install a wheel: by the logic of packaging, which pip has, and of uv."""
+"""Pythons that can install a wheel: by the logic of packaging, as in pip, and of uv."""
 
 from __future__ import annotations
 

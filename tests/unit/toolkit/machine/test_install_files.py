@@ -227,7 +227,7 @@ def test_an_egg_info_beside_the_sources_is_no_record(package: Path) -> None:
 
 def test_doctor_in_a_clone_says_to_leave_it(tmp_path: Path) -> None:
     (tmp_path / "flash_dist").mkdir()
-    (tmp_path / "flash_dist" / "__init__.py").touch()  # stands for the installed package
+    (tmp_path / "flash_dist" / "__init__.py").touch()  # represents the installed package
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     done = subprocess.run(
         [sys.executable, "-m", "flash_dist", "doctor", "--only", "install,build", "--json"],
