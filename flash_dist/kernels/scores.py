@@ -17,15 +17,16 @@ _BLOCKS: Final = 1024  # with fewer tiles, a gradient is split into partial sums
 
 
 class Scores(NamedTuple):
-    """Modifications of a score s = q . k * softmax_scale, in this order.
+    """Modifications of a score s = q . k * softmax_scale, applied in this order.
 
-    softcap: s becomes softcap * tanh(s / softcap); 0: it stays.
-    alibi_slopes: [num_heads_q] or [batch, num_heads_q]; from the score of query i and key j
-        slope * abs(i + seqlen_k - seqlen_q - j) is taken away.
-    bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k], is added; -65504 and less
-        mask. Not with a softcap.
-    sinks: [num_heads_q]; one more score of each row, behind the mask, that has no value. lse holds
-        it.
+    softcap: s becomes softcap * tanh(s / softcap). 0 leaves s unchanged.
+    alibi_slopes: [num_heads_q] or [batch, num_heads_q]. The score of query i and key j is reduced
+    by
+        slope * abs(i + seqlen_k - seqlen_q - j).
+    bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k], added to s. A bias of -65504
+        or less masks the score. Not allowed with a softcap.
+    sinks: [num_heads_q]. One more score in each row, which is never masked and has no value. lse
+        includes it.
     """
 
     softcap: float = 0.0
