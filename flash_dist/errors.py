@@ -1,6 +1,6 @@
 """Errors that this package raises on purpose: its public ones, and those of the toolkit.
 
-The toolkit serves any package, so its base class has a neutral name. This module gives that class
+The toolkit serves any package, so its base class has a general name. This module gives that class
 its public name, which tracebacks and pickles show.
 """
 

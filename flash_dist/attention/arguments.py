@@ -39,8 +39,8 @@ Window = tuple[int | None, int | None] | Tensor
 NO_WINDOW: Final = (-1, -1)
 FULL: Final = Band()
 CAUSAL: Final = Band(right=0)
-# True while a torch.func transform runs: tensors may then have no address. Not a Python function:
-# torch.compile would store the result of one that it compiles.
+# True while a torch.func transform runs: tensors may then have no address. This must not be a
+# Python function, because torch.compile would compile it and store its result.
 is_transformed: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_active  # noqa: SLF001
 # True if autocast is on for any device; torch's public function asks about one device.
 is_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled  # noqa: SLF001
@@ -63,7 +63,7 @@ def prepare_inputs(
         k: Keys, likewise.
         v: Values, likewise.
         tokens: DENSE or PACKED.
-        names: What the caller calls them.
+        names: The caller's names of the tensors.
 
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
@@ -99,7 +99,7 @@ def _check_once(tokens: int, names: Names, *fields: Any) -> bool:  # noqa: ANN40
 
     Args:
         tokens: DENSE or PACKED.
-        names: What the caller calls q, k and v.
+        names: The caller's names of q, k and v.
         fields: The fields of the layouts of q, k and v in a row. Most calls repeat earlier ones,
             and looking fields up is faster than making three layouts.
 
@@ -129,7 +129,7 @@ def read_cu_seqlens(
     """Return cu_seqlens, checked.
 
     Raises:
-        TypeError: It is no tensor, or not int32.
+        TypeError: x is no tensor, or not int32.
         ValueError: Shape, device or strides do not fit.
     """
     require_tensor(name, x)
@@ -185,7 +185,8 @@ def require_tensor(name: str, x: Tensor | None) -> None:
 def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's
     """Cast tensors as autocast does for torch's attention, by the device of the first.
 
-    float64 and other arguments stay: later checks name them.
+    float64 tensors and arguments that are no tensors of numbers stay unchanged. Later checks report
+    them.
     """
     kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):
@@ -253,9 +254,9 @@ def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale"
 
 
 def to_float(number: Any) -> float:  # noqa: ANN401 - a real one
-    """Return a number of any kind as a float, infinity where it is beyond them.
+    """Return a number of any kind as a float; infinity for a number that no float holds.
 
-    NOTE: numpy compares numbers of 16 and 32 bits with a bound rounded to theirs, and warns.
+    NOTE: numpy would compare a number of 16 or 32 bits with a bound rounded to its type, and warn.
     """
     try:
         return float(number)

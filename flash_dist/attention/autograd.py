@@ -55,7 +55,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool
     sinks, bias = (None, None) if scores is None else (scores.sinks, scores.bias)
     if not concerns_autograd(q, k, v, sinks, bias):
         return operators.attend_no_grad(q, k, v, problem)
-    if is_traced():  # traces record operators, and Python calls by address
+    if is_traced():  # a trace records only operators that torch calls by name
         return operators.attend(q, k, v, problem)
     q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)  # of an ended transform
     wants_lse = wants_lse or max_logit

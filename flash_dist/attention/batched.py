@@ -67,9 +67,9 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
 
     The arguments are those of flash-attention 2, in its order and with its defaults; mask,
     return_lse, return_max_logit, batch_invariant, float32_precision, match_kvcache and bias are
-    ours, by name only. Unsupported arguments may have values that change nothing: by name, those of
-    flash-attention 3 and 4 (num_splits 0 or 1, pack_gqa and so on). Sinks are supported. Every call
-    is deterministic, whatever `deterministic` is.
+    ours, by name only. Unsupported arguments may have values that change nothing. The arguments of
+    flash-attention 3 and 4 (num_splits 0 or 1, pack_gqa and so on) are accepted by name under the
+    same condition. Sinks are supported. Every call is deterministic, whatever `deterministic` is.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
@@ -87,13 +87,14 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         v: [batch, seqlen_k, num_heads_kv, head_dim_v], otherwise like k. head_dim_v is at most
             head_dim.
         dropout_p: Fraction of the weights that becomes 0, at least 0 and less than 1, rounded to a
-            multiple of 1 / 65536; others are divided by 1 - dropout_p. `dropout_mask` says which.
+            multiple of 1 / 65536; others are divided by 1 - dropout_p. `dropout_mask` returns
+            which.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Query i sees key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the
             bottom right.
-        window_size: (left, right), -1 or None for no bound: query i sees key j if
-            i - left <= j - (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of
-            two is read, which waits for a GPU that has it.
+        window_size: (left, right), -1 or None for no bound: query i sees key j if i - left <= j -
+            (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of two numbers is
+            read, which waits if it is on a GPU.
         softcap: A scaled score s becomes softcap * tanh(s / softcap), before the mask; 0 or None:
             no cap.
         alibi_slopes: [num_heads_q] or [batch, num_heads_q], float32, without a gradient. After the
@@ -118,13 +119,14 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             `flash_dist.float32_precision`.
         match_kvcache: Whether out and lse have the bits of `flash_attn_with_kvcache`; None: the
             choice of `flash_dist.match_kvcache`.
-        bias: Numbers that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], are added to the
-            scores after ALiBi and before the mask; of the dtype of q or float32, others are cast.
-            -65504 and less, -inf included, hide the key; NaN and inf make NaN of a row.
-            Differentiable: one sum in float32 over the axes along which it has one entry, in an
-            order that follows from the shapes and the device. Not with softcap or match_kvcache.
+        bias: Numbers that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k] and are added to
+            the scores after ALiBi and before the mask; dtype of q or float32, other dtypes are
+            cast. A number of -65504 or less, also -inf, hides the key. NaN or inf makes the whole
+            row NaN. Differentiable: its gradient is summed in float32 over the axes along which it
+            has one entry, in an order that follows from the shapes and the device. Not with softcap
+            or match_kvcache.
         learnable_sink: By name, [num_heads_q], any floating point dtype: one more score of each
-            row, after the mask, that has no value. Differentiable; its gradient is one sum in
+            row, after the mask, that has no value. Differentiable: its gradient is summed in
             float32 over batch and queries, in an order that follows from their number and the
             device. `s_aux` is another name for it.
 
@@ -132,8 +134,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
         lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
             `return_lse` or `return_attn_probs`: the natural logarithm of the sum of exp(scores),
-            the sink among them, as flash-attention 4 has it; -inf for a row that sees no key and
-            has no sink. `lse + (-(sink - lse).exp()).log1p()` is that of the keys alone.
+            including the sink as in flash-attention 4; -inf for a row that sees no key and has no
+            sink. `lse + (-(sink - lse).exp()).log1p()` is the lse of the keys alone.
             Differentiable.
         max_logit: [num_heads_q], float32 (float64 for float64 inputs), only if
             `return_max_logit`, as MuonClip and QK-clip need it: the largest score of each query
@@ -143,11 +145,11 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             the maximum over the ranks.
 
     Raises:
-        TypeError: An argument is no tensor, mask is no BlockMask, a dtype is not supported, or
-            there is no argument of a name.
+        TypeError: An argument is no tensor, mask is no BlockMask, a dtype is not supported, or a
+            keyword argument is unknown.
         ValueError: Shapes, devices, alignment, window_size, softmax_scale, softcap, slopes, sinks
             or bias do not fit, mask is for another shape, both a mask and causal or window_size are
-            given, or an unsupported argument asks for something.
+            given, or an unsupported argument has a value with an effect.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """

@@ -33,7 +33,7 @@ Made = TypeVar("Made")
 
 VERSIONS_KEPT: Final = 8  # per object: a tensor may be filled anew for every batch
 MOST_HELD: Final = 1024  # most objects visited in search of the tensors of a mask_mod
-_GONE: Final = -1  # stands for a version
+_GONE: Final = -1  # used instead of the version of a tensor that was freed
 
 
 class Conversions(Generic[Made]):
@@ -99,7 +99,7 @@ def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
             as `attn_mask`, or position ids.
 
     Raises:
-        TypeError: It is neither a tensor nor a BlockMask of torch.
+        TypeError: mask is neither a tensor nor a BlockMask of torch.
     """
     if not isinstance(mask, torch.Tensor):
         _require_flex("mask", mask)

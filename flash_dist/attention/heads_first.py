@@ -65,7 +65,7 @@ def attend_heads_first(  # noqa: PLR0913 - one attention problem
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor, dims: tuple[int, ...]) -> None:
-    """Raise TypeError if one is no tensor, ValueError if its number of dimensions is wrong."""
+    """Raise TypeError for an argument that is no tensor, ValueError for a wrong number of axes."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         require_tensor(name, x)
         if x.dim() not in dims or x.dim() != query.dim():

@@ -33,7 +33,7 @@ PACKED: Final = 1  # total
 _TOKEN_AXES: Final = {DENSE: "batch, seqlen", PACKED: "total"}
 
 
-@dataclass(frozen=True, eq=False)  # by identity, since what is remembered of a check has it
+@dataclass(frozen=True, eq=False)  # compared by identity: results of checks are cached with it
 class Names:
     """Names of a caller's tensors, and the order of their axes, for messages."""
 
@@ -91,7 +91,7 @@ def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int, names: Names = N
         k: Layout of the keys, maybe with an expanded heads_per_kv axis.
         v: Layout of the values, likewise.
         tokens: DENSE or PACKED.
-        names: What the caller calls them.
+        names: The caller's names of the tensors.
 
     A tensor whose head_dim is not a multiple of HEAD_DIM_STEP may have any strides: it is padded.
     """

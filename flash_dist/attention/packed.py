@@ -92,7 +92,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
 
     cu_seqlens must begin with 0, must not decrease or pass total_q and total_k, and no sequence may
     be longer than max_seqlen. This is checked on the CPU, and on a GPU with `FLASH_DIST_CHECK=1`,
-    which waits. Otherwise sequences are cut off at max_seqlen and at the ends of the tensors.
+    which waits. Otherwise sequences end at max_seqlen and at the ends of the tensors at the latest.
     Decreasing numbers give undefined results, but nothing outside the tensors is read or written.
 
     A max_seqlen may be a tensor with one number. It is read in every call, which waits if it is on
@@ -106,8 +106,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             num_heads_kv, head_dim], page_size a multiple of 16.
         v: [total_k, num_heads_kv, head_dim_v], otherwise like k.
         cu_seqlens_q: [batch + 1], int32 on q's device.
-        cu_seqlens_k: [batch + 1], int32 on q's device; with block_table the differences are how
-            many keys each has, and None is allowed with seqused_k.
+        cu_seqlens_k: [batch + 1], int32 on q's device; with block_table the differences are the
+            numbers of keys, and None is allowed with seqused_k.
         max_seqlen_q: Queries of the longest sequence or more; an int, or a tensor with one.
         max_seqlen_k: Keys of the longest sequence or more, likewise.
         dropout_p: As in `flash_attn_func`; 0 with block_table and seqused_k.
@@ -125,14 +125,14 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             seqused_k.
         batch_invariant: Whether the gradients of a sequence have the same bits whatever else is
             packed with it. Not with a mask that is no band.
-        mask: Of `BlockMask.packed` or `IntervalMask.packed`, for the same cu_seqlens, or a band,
-            which is that of each sequence. The first kind runs the pack as one sequence: the bits
-            of a sequence depend on where it begins in the pack, a NaN may spread to sequences
+        mask: A result of `BlockMask.packed` or `IntervalMask.packed` for the same cu_seqlens, or a
+            band, which applies to each sequence. A packed mask runs the pack as one sequence: the
+            bits of a sequence depend on where it begins in the pack, a NaN may spread to sequences
             within 64 keys, and a token of no sequence has its sink as lse. alibi_slopes,
             block_table and seqused_k must then be None.
         float32_precision: As in `flash_attn_func`.
         match_kvcache: Likewise.
-        learnable_sink: By name, as in `flash_attn_func`, as is `s_aux`.
+        learnable_sink: By name, as in `flash_attn_func`; so is `s_aux`.
 
     Returns:
         out: Like q, with head_dim_v, contiguous.
@@ -144,7 +144,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     Raises:
         TypeError: An argument is no tensor, max_seqlen is no int, or a dtype is not supported.
         ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, checked
-            values of cu_seqlens are wrong, or an unsupported argument asks for something.
+            values of cu_seqlens are wrong, or an unsupported argument has a value with an effect.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install. Or gradients are wanted with block_table.
     """
@@ -257,7 +257,7 @@ def _check_mask(
     *,
     batch_invariant: bool,
 ) -> None:
-    """Raise ValueError for a mask that is not kept within sequences, or options that exclude it."""
+    """Raise ValueError for a mask that shows other sequences' keys, or options that exclude it."""
     if not mask.is_packed:
         message = (
             f"mask must keep {packing.cu_seqlens_q.shape[0] - 1} packed sequences apart, got one "
@@ -323,7 +323,7 @@ def _read_queries(
     max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor | None,
 ) -> Packed:
-    """Return where the queries of sequences in a cache are; max_seqlen_k is unused."""
+    """Return the boundaries of the queries of sequences in a cache; max_seqlen_k is unused."""
     if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):
         _read_max_seqlen("max_seqlen_k", max_seqlen_k)
     ends = read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
@@ -352,7 +352,7 @@ def read_packing(
 
     Raises:
         TypeError: cu_seqlens is no tensor of int32, or a length no int.
-        ValueError: Shapes and devices do not fit, or numbers where they are looked at.
+        ValueError: Shapes or devices do not fit, or numbers if they are checked.
     """
     longest_q = _read_max_seqlen(names.max_seqlen_q, packing[2])
     longest_k = _read_max_seqlen(names.max_seqlen_k, packing[3])
@@ -385,7 +385,7 @@ def check_values(packing: Packing, q: Tensor, k: Tensor, names: Names) -> None:
     """Check the values of cu_seqlens; waits if they are on a GPU.
 
     Raises:
-        BoundariesError: They are wrong.
+        BoundariesError: A value is wrong.
     """
     for name, x, ends, longest, arguments in (
         (names.q, q, packing[0], packing[2], (names.cu_seqlens_q, names.max_seqlen_q)),

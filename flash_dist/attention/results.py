@@ -86,13 +86,13 @@ def returns_lse(function: Callable[P, Result]) -> ReturnsLse[P]:
 
 
 def returns_softmax_lse(function: Callable[P, Result]) -> ReturnsSoftmaxLse[P]:
-    """Do the same for flash_attn_with_kvcache."""
+    """Return the function itself, with a type that depends on return_softmax_lse."""
     typed: ReturnsSoftmaxLse[P] = _annotate(function)
     return typed
 
 
 def returns_aux(function: Callable[P, Result]) -> ReturnsAux[P]:
-    """Do the same for flex_attention."""
+    """Return the function itself, with a type that depends on return_lse and return_aux."""
     typed: ReturnsAux[P] = _annotate(function)
     return typed
 
@@ -112,7 +112,7 @@ def choose_result(
     return_attn_probs: bool = False,
     probs: Tensor | None = None,
 ) -> Result:
-    """Return out, (out, lse), or (out, lse, probs), which are None without dropout.
+    """Return out, (out, lse), or (out, lse, probs); probs is None without dropout.
 
     max_logit, if there is one, comes last.
     """

@@ -61,7 +61,7 @@ def join_bias(scores: Scores | None, bias: Tensor, q: Tensor, seqlen_k: int) -> 
 
     Raises:
         TypeError: The bias is no tensor, or has an unsupported dtype.
-        ValueError: Its shape or device does not fit, or there is a soft cap.
+        ValueError: The bias has an unsuitable shape or device, or there is a soft cap.
     """
     scores = scores or PLAIN
     if scores.softcap != 0:
@@ -82,8 +82,8 @@ def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, in
         shape: [batch, num_heads_q, seqlen_q, seqlen_k].
 
     Raises:
-        TypeError: It is no tensor, or has no floating point dtype.
-        ValueError: Its shape or device does not fit.
+        TypeError: The bias is no tensor, or has no floating point dtype.
+        ValueError: The shape or device of the bias does not fit.
     """
     require_tensor(name, bias)
     if not bias.is_floating_point():
@@ -132,7 +132,7 @@ def _read_slopes(slopes: Tensor, q: Tensor, batch: int, heads: int) -> Tensor:
         raise TypeError(message)
     _require_device("alibi_slopes", slopes, q)
     # NOTE: sizes may be symbolic. A set would hash them, and comparing tuples of different lengths
-    # would compare the batch with the heads. Either makes a constant of a size.
+    # would compare the batch with the heads. Either would make a size a constant of the graph.
     wanted = (heads,) if slopes.dim() == 1 else (batch, heads)
     if tuple(slopes.shape) != wanted:
         message = (

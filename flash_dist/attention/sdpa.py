@@ -30,7 +30,7 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
 ) -> Tensor:
     """Attention as torch's function of this name computes it, but deterministic.
 
-    A row that sees no key is zero, also one of which floats hide all. `flash_attn_func` describes
+    A row that sees no key is zero, also if floats hide all of its keys. `flash_attn_func` describes
     dtypes, strides, the workspace of the backward and what may change bits.
 
     A boolean attn_mask is converted to a BlockMask in its first call. That waits for the GPU and
@@ -45,8 +45,9 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
         attn_mask: Which keys each query sees: a BlockMask, an IntervalMask, or booleans that
             broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], True where the key is seen. Or
-            floats that do, the `bias` of `flash_attn_func`; they are not read on the host.
-        dropout_p: As in `flash_attn_func`; torch, too, drops whatever the module's mode.
+            floats that broadcast likewise, as the `bias` of `flash_attn_func`; they are not read on
+            the host.
+        dropout_p: As in `flash_attn_func`. As in torch, the module's mode has no effect.
         is_causal: Query i sees key j if j <= i: the mask is aligned to the top left, as in torch.
         scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q, which it must divide; query

@@ -1,6 +1,6 @@
 """Attention over one tensor of queries, keys and values, or of keys and values.
 
-Nothing is copied on the way in: the parts are views. Their gradients are stacked, which is a copy.
+Inputs are not copied: the parts are views. The gradients of the parts are stacked, which is a copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-# Checks the parts under these names first. The function for parts then finds them checked.
+# Names under which the parts are checked here first. The called function then finds these checks in
+# its cache.
 _QKV: Final = Names(
     *("q of qkv", "k of qkv", "v of qkv"),
     *("cu_seqlens", "cu_seqlens", "max_seqlen", "max_seqlen"),
@@ -60,7 +61,7 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
         qkv: [batch, seqlen, 3, num_heads, head_dim].
 
     Returns:
-        What `flash_attn_func` returns.
+        The result of `flash_attn_func`.
 
     Raises:
         TypeError: As in `flash_attn_func`.
@@ -109,7 +110,7 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
         kv: [batch, seqlen_k, 2, num_heads_kv, head_dim].
 
     Returns:
-        What `flash_attn_func` returns.
+        The result of `flash_attn_func`.
 
     Raises:
         TypeError: As in `flash_attn_func`.
@@ -160,7 +161,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
         max_seqlen: Tokens of the longest sequence or more.
 
     Returns:
-        What `flash_attn_varlen_func` returns.
+        The result of `flash_attn_varlen_func`.
 
     Raises:
         TypeError: As in `flash_attn_varlen_func`.
@@ -219,7 +220,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
         max_seqlen_k: Likewise.
 
     Returns:
-        What `flash_attn_varlen_func` returns.
+        The result of `flash_attn_varlen_func`.
 
     Raises:
         TypeError: As in `flash_attn_varlen_func`.

@@ -40,22 +40,22 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
     role: str = ROLE,
     name: str = "q",
 ) -> None:
-    """Raise if no kernel runs on a GPU; ieee: no float32 kernel without TF32.
+    """Raise if no kernel of this build runs on a GPU.
 
     Args:
         device: Index of the GPU.
         dtype: Dtype of q.
         head_dim: Columns of q and k.
         head_dim_v: Columns of v.
-        ieee: Whether float32 is multiplied without TF32.
+        ieee: Require float32 kernels that multiply without TF32.
         role: The role of the kernels. Roles other than the forward may support this dtype alone.
         name: The caller's name of q.
 
     Raises:
         TypeError: The GPU has no matrix instruction for the dtype.
-        ValueError: It has too little shared memory for the head_dim.
+        ValueError: The GPU has too little shared memory for the head_dim.
         FlashDistError: This build has no code for the GPU, in the words of `doctor`.
-        torch.OutOfMemoryError: There is no memory to load it.
+        torch.OutOfMemoryError: There is no memory to load the code.
     """
     gpu = Device(*torch.cuda.get_device_capability(device))
     kind = IEEE32 if ieee else DTYPE_NAMES[dtype]

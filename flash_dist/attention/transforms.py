@@ -101,7 +101,7 @@ def refuse_compilation() -> NoReturn:
 
 
 def refuse_intervals() -> NoReturn:
-    """Raise for an IntervalMask in a transform: vmap could not say whose entry it belongs to."""
+    """Raise for an IntervalMask in a transform: vmap cannot tell whose entry such a mask is for."""
     message = "torch.func.grad, vjp and vmap take a BlockMask as mask, got an IntervalMask"
     raise FlashDistError(message, hint="`BlockMask.from_intervals`, made once outside")
 
@@ -157,7 +157,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
-        """Refuse."""
+        """Refuse forward mode."""
         refuse_forward_mode()
 
 
@@ -190,12 +190,12 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(*_: object) -> NoReturn:
-        """Refuse."""
+        """Refuse a second derivative."""
         refuse_second()
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
-        """Refuse."""
+        """Refuse forward mode."""
         refuse_second()
 
 

@@ -108,7 +108,7 @@ ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # other arguments allow on
 
 
 def are_defaults(dropout_p: object, softcap: object, alibi_slopes: object) -> bool:
-    """Return whether these have their defaults, and need no further look."""
+    """Return whether these arguments have their defaults, so that no further check is needed."""
     floats = type(dropout_p) is type(softcap) is float  # == of a tensor is a tensor
     return floats and dropout_p == softcap == 0.0 and alibi_slopes is None
 

@@ -46,7 +46,7 @@ def require_matplotlib() -> Any:  # noqa: ANN401 - an optional module
     """Import matplotlib, without a window.
 
     Raises:
-        FlashDistError: It is not installed.
+        FlashDistError: matplotlib is not installed.
     """
     try:
         matplotlib = importlib.import_module("matplotlib")
@@ -137,7 +137,7 @@ def _draw_pass(axes: Any, lines: Lines, pass_: str, names: tuple[str, ...]) -> N
 
 
 def _draw_panel(axis: Any, rows: list[Row], pass_: str, names: tuple[str, ...]) -> None:  # noqa: ANN401
-    """Draw the bars; a sign stands for a baseline that could not run."""
+    """Draw the bars; a sign marks a baseline that could not run."""
     names = choose_bars(names, pass_)
     width = _GROUP_WIDTH / len(names)
     for place, name in enumerate(names):

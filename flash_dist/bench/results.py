@@ -139,7 +139,7 @@ class Row:
         return "graph" if any(timing is not None and timing.graph for timing in timings) else ""
 
     def ours_beside(self, peer: str) -> str:
-        """Return which of ours to compare a peer with: the one with the peer's mode."""
+        """Return the name of ours to compare a peer with: the one in the peer's mode."""
         both = in_deterministic_mode(peer) and OURS_DETERMINISTIC in self.entries
         return OURS_DETERMINISTIC if both else OURS
 

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _VERSIONS: Final = (2, 3, 4)
-# Arguments of some versions: what each must be, and why it cannot be anything else.
+# Arguments of some versions: the only accepted value of each, and the reason.
 _REFUSED: Final = {
     "aux_tensor_leading_dims": "kernels are compiled before a function of scores is known",
     "aux_tensors": "kernels are compiled before a function of scores is known",
@@ -51,7 +51,7 @@ def is_fa_version_supported(fa_version: int) -> bool:
     """Return True: these functions replace every version that vLLM knows.
 
     Raises:
-        ValueError: vLLM does not know this one.
+        ValueError: vLLM does not know this version.
     """
     if fa_version not in _VERSIONS:
         message = f"fa_version must be 2, 3 or 4, got {show(fa_version)}"
@@ -63,7 +63,7 @@ def fa_version_unsupported_reason(fa_version: int) -> str | None:
     """Return None, as vLLM does for a supported version.
 
     Raises:
-        ValueError: vLLM does not know this one.
+        ValueError: vLLM does not know this version.
     """
     is_fa_version_supported(fa_version)
     return None

@@ -65,7 +65,7 @@ class Ring:
         """Send contiguous tensors to the next rank; receive tensors like them from the previous.
 
         NOTE: NCCL sends with a kernel, and an attention kernel occupies every multiprocessor until
-        it ends. The one that starts first delays the other. So send before small work, not right
+        it ends. The kernel that starts first delays the other. So send before small work, not right
         before attention.
         """
         if self.size == 1 or not any(x.numel() for x in tensors):
@@ -80,7 +80,7 @@ class Ring:
         return Arriving(received, tensors, dist.batch_isend_irecv(operations))
 
     def find_source(self, step: int) -> int:
-        """Return whose tensors this rank has after `step` steps of passing on."""
+        """Return the rank whose tensors this rank has after `step` steps of passing on."""
         return (self.rank - step) % self.size
 
     def require_same(self, *words: str) -> None:

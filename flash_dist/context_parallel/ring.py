@@ -106,7 +106,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     if find_match_kvcache():
         message = "match_kvcache must be False around ring_attention, got True"
         raise FlashDistError(message, hint="it rounds out between ranks, which no cache does")
-    q, k, v = map(unwrap_if_dead, prepare_inputs(q, k, v))  # of a transform that has ended
+    q, k, v = map(unwrap_if_dead, prepare_inputs(q, k, v))  # tensors of a transform that has ended
     ring = Ring.of(group, q.device)
     scale = choose_scale(softmax_scale, q.shape[-1])
     ieee = is_ieee(float32_precision) and q.dtype == torch.float32
@@ -135,7 +135,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
 
 
 def _describe(*tensors: Tensor) -> str:
-    """Return a text of what must be equal on every rank."""
+    """Describe the properties that must be equal on every rank."""
     return ", ".join(
         f"{name} {list(x.shape)} {dtype_name(x.dtype)}"
         for name, x in zip(("q", "k", "v"), tensors, strict=True)

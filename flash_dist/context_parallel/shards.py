@@ -26,7 +26,7 @@ def ring_positions(seqlen: int, group: ProcessGroup | None = None) -> Tensor:
     """Return the positions of this rank's tokens in the whole sequence, for rotary embeddings.
 
     Args:
-        seqlen: Of the whole sequence, a multiple of 2 * world_size.
+        seqlen: Tokens of the whole sequence, a multiple of 2 * world_size.
         group: The ranks, in their order; by default all.
 
     Returns:
@@ -55,7 +55,7 @@ def ring_shard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) ->
         dim: The axis of the tokens.
 
     Returns:
-        A tensor with seqlen / world_size tokens along `dim`; token i stands at
+        A tensor with seqlen / world_size tokens along `dim`; token i has position
         `ring_positions(seqlen)[i]`.
 
     Raises:

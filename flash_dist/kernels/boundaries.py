@@ -59,7 +59,7 @@ def check_boundaries(
     """Raise if sequences do not lie one after the other on an axis with `tokens` tokens.
 
     The first sequence must begin at 0: a missing leading 0 would silently drop a sequence. Tokens
-    after the last sequence may belong to none.
+    after the last sequence belong to no sequence.
 
     Args:
         name: What is packed, such as `q` or `k`.

@@ -139,7 +139,10 @@ _library.impl("append", _append_in_place, "ADInplaceOrView", with_keyset=True)
 
 
 def _is_watched() -> bool:
-    """Return whether a graph, a trace or a mode may see the operator: these know only `decode`."""
+    """Return whether a graph, a trace or a mode may see the operator.
+
+    These know only `decode`.
+    """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
         return True
     return torch._C._get_tracing_state() is not None  # noqa: SLF001
@@ -154,7 +157,10 @@ def _call(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - 
 
 
 def _call_eagerly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - likewise
-    """Do this without a graph: the `torch.no_grad` object would take a tenth of a call."""
+    """Call an operator in eager mode without gradients.
+
+    A `torch.no_grad` object would take a tenth of a call's time.
+    """
     run = operator._op  # noqa: SLF001 - the C++ callable, without torch's Python wrapper
     try:
         if torch._C._are_functorch_transforms_active():  # noqa: SLF001 - as torch.autograd does

@@ -68,8 +68,8 @@ class Choice:
         """Return the function with each call in such a block; undo the choice made here.
 
         Raises:
-            TypeError: It is no function, or its body runs after the call (a generator, for
-                example).
+            TypeError: The argument is no function, or its body runs after the call (a generator,
+                for example).
         """
         self._choose(self._before)
         fits = inspect.isroutine(function) and not any(does(function) for does in _RUN_LATER)
@@ -133,7 +133,7 @@ class float32_precision(Choice):  # noqa: N801 - called as a function
 
     Raises:
         TypeError: precision is no string.
-        ValueError: It is none of these.
+        ValueError: precision is another string.
     """
 
     _name = "precision"
@@ -146,8 +146,8 @@ def read_precision(precision: object) -> Precision:
     """Return a precision, checked.
 
     Raises:
-        TypeError: It is no string.
-        ValueError: It is none of the known precisions.
+        TypeError: The precision is no string.
+        ValueError: The precision is unknown.
     """
     if not isinstance(precision, str):
         message = f'float32_precision must be "tf32x3" or "ieee", got {type(precision).__name__}'
@@ -175,14 +175,14 @@ class match_kvcache(Choice):  # noqa: N801 - called as a function
     prefill at once or in chunks, and in decoding, with or without pages, in any batch or packing.
     Gradients are those of this out and lse. Forward kernels take longer.
 
-    It is for causal and full attention, windows, softcap, alibi_slopes and sinks, in float16 and
-    bfloat16. float32 on a GPU and other masks raise an error. On the CPU, where it takes every
-    dtype, the calls of the cache must be within the choice, too.
+    Supported are causal and full attention, windows, softcap, alibi_slopes and sinks, in float16
+    and bfloat16. float32 on a GPU and other masks raise an error. On the CPU every dtype is
+    supported, and the calls on the cache must be within the choice, too.
 
     A choice belongs to one thread; threads without a choice use the current choice of the main
     thread. torch.compile stores the choice in the graph, and recompiles for another one. An
     argument `match_kvcache` takes precedence. If a backward outside of the block recomputes a
-    checkpointed layer, that has other bits: run the backward inside, too.
+    checkpointed layer, the recomputed results have other bits: run the backward inside, too.
 
     Args:
         match: False chooses the faster order again.

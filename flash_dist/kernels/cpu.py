@@ -108,7 +108,7 @@ def _read_dropout(dropout_p: float, rng_state: Tensor | None) -> Dropout | None:
 
 
 def _read_scores(*how: Any) -> tuple[Scores, Dropout | None]:  # noqa: ANN401
-    """Return what the last arguments of a schema say, from softcap on."""
+    """Return scores and dropout from the last arguments of a schema, which begin with softcap."""
     defaults: tuple[Any, ...] = *PLAIN, *NOT_DROPPED
     *scores, dropout_p, rng_state = *how, *defaults[len(how) :]
     return Scores(*scores), _read_dropout(dropout_p, rng_state)

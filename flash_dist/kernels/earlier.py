@@ -33,7 +33,7 @@ _NO: Final = False
 
 
 def register(library: torch.library.Library) -> None:
-    """Declare them as CompositeImplicitAutograd, which gives them gradients and fake kernels."""
+    """Declare the operators as CompositeImplicitAutograd, which gives them gradients and fakes."""
     for schema, call in OPERATORS.items():
         library.define(schema)
         library.impl(schema.partition("(")[0], call, "CompositeImplicitAutograd")

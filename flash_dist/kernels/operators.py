@@ -64,7 +64,7 @@ _attention_backward: Final = _operators.attention_backward.default
 _attention_no_grad: Final = _operators.attention_no_grad.default._op  # noqa: SLF001
 _attention_backward_no_grad: Final = _operators.attention_backward_no_grad.default._op  # noqa: SLF001
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
-# The mask is a BlockMask with this handle, or an IntervalMask with the other four.
+# Arguments for a mask: the handle of a BlockMask, or the other four for an IntervalMask.
 _MASK: Final = "Tensor? plan, SymInt handle, SymInt batches, SymInt heads, bool causal"
 _SCORES: Final = (
     "bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, "
@@ -72,7 +72,7 @@ _SCORES: Final = (
 )
 _LAST: Final = f"{_SCORES}, float dropout_p=0.0, Tensor? rng_state=None"
 _SAVED: Final = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
-# The last of _LAST.
+# The names of the last arguments in _LAST, except the first one.
 _HOW: Final = ("ieee", "softcap", "alibi_slopes", "sinks", "bias", "dropout_p", "rng_state")
 _BIAS: Final = (
     "float softmax_scale, bool ieee, Tensor? alibi_slopes, Tensor bias, float dropout_p, "
@@ -147,8 +147,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
 def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
     """Return the results of `attend`, for an eager call that needs no gradients.
 
-    This is so inside an autograd.Function. The other operators have a Python autograd formula, and
-    finding out that no gradient is needed takes as long as the rest of a small call.
+    The call may be inside an autograd.Function. The other operators have a Python autograd formula,
+    and finding out that no gradient is needed takes as long as the rest of a small call.
     """
     try:
         mask, softmax_scale, packing, scores, _, _, ieee, *choices = problem
@@ -259,7 +259,7 @@ def _backward_no_grad(
     dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Gradients:
     """Call the eager operator, as `attend_no_grad` does."""
-    mask, softmax_scale, packing, _, *how, _, _, _ = problem  # the last are of the forward
+    mask, softmax_scale, packing, _, *how, _, _, _ = problem  # the last three: forward only
     arrays = _find_integers(mask, *saved[:2])
     dq, dk, dv = _attention_backward_no_grad(
         dout, *saved, dlse, *arrays, softmax_scale, *how, *(packing or ())

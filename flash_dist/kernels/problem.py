@@ -32,8 +32,8 @@ class Packing(NamedTuple):
 
 
 NOT_PACKED: Final = (None, None, 0, 0)  # the operators' arguments in place of a Packing
-TENSORS: Final = 6  # of a flattened Problem
-OTHERS: Final = 11  # and what else it has
+TENSORS: Final = 6  # tensors of a flattened Problem
+OTHERS: Final = 11  # its other fields
 
 
 class Problem(NamedTuple):

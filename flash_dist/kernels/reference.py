@@ -3,10 +3,9 @@
 Computes in float32, or float64 for float64 inputs, and stores the whole score matrix. Keys and
 values that no query sees are not read, so NaN there changes nothing.
 
-Layouts, here and in the operators: q is [batch, seqlen_q, num_heads_q, head_dim] or
-[batch, seqlen_q, num_heads_kv, group, head_dim]; k and v are [batch, seqlen_k, num_heads_kv,
-head_dim], of v with a head_dim of its own. Packed tensors have [tokens] in place of
-[batch, seqlen].
+Layouts, here and in the operators: q is [batch, seqlen_q, num_heads_q, head_dim] or [batch,
+seqlen_q, num_heads_kv, group, head_dim]; k and v are [batch, seqlen_k, num_heads_kv, head_dim],
+where v may have another head_dim. Packed tensors have [tokens] in place of [batch, seqlen].
 """
 
 from __future__ import annotations
@@ -109,8 +108,8 @@ def reference_backward(
     """Return dq, dk, dv from q, k, v and the saved out and lse.
 
     dV = P^T dO, dS = P (dO V^T - rowsum(dO out) + dlse), dQ = dS K, dK = dS^T Q, as in
-    FlashAttention (Dao et al., arXiv 2205.14135, appendix B). Dropout is of the P of dV, and of
-    dO V^T.
+    FlashAttention (Dao et al., arXiv 2205.14135, appendix B). Dropout applies to P in dV, and to dO
+    V^T.
     """
     q, k, v, _, _ = saved
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
@@ -155,17 +154,17 @@ def _differentiate_scores(
 
 
 def marked_weights(q: Tensor, k: Tensor, lse: Tensor, options: Options, longest: Shape) -> Tensor:
-    """Return exp(scores - lse), the signs of dropped weights turned.
+    """Return exp(scores - lse), negative for dropped weights.
 
     Args:
         q: As in `reference_forward`.
         k: Likewise.
-        lse: As that returned it.
+        lse: As `reference_forward` returned it.
         options: With dropout.
-        longest: seqlen_q and seqlen_k, of packed tensors those of the longest document.
+        longest: seqlen_q and seqlen_k; for packed tensors, those of the longest document.
 
     Returns:
-        [batch or documents, num_heads_q, *longest], like q; 0 for what no document has.
+        [batch or documents, num_heads_q, *longest], dtype of q; 0 past the end of a document.
     """
     parts = []
     for document in _documents(options):
@@ -265,7 +264,7 @@ class _Problem(NamedTuple):
         return logits, derivative
 
     def drop(self, weights: Tensor, dropout: Dropout | None) -> Tensor:
-        """Return [batch, num_heads_q, seqlen_q, seqlen_k] without what is dropped, scaled."""
+        """Return [batch, num_heads_q, seqlen_q, seqlen_k]: 0 if dropped, else scaled."""
         if dropout is None:
             return weights
         gone = self.find_dropped(dropout)

@@ -20,9 +20,8 @@ class Scores(NamedTuple):
     """Modifications of a score s = q . k * softmax_scale, applied in this order.
 
     softcap: s becomes softcap * tanh(s / softcap). 0 leaves s unchanged.
-    alibi_slopes: [num_heads_q] or [batch, num_heads_q]. The score of query i and key j is reduced
-    by
-        slope * abs(i + seqlen_k - seqlen_q - j).
+    alibi_slopes: [num_heads_q] or [batch, num_heads_q].
+        slope * abs(i + seqlen_k - seqlen_q - j) is subtracted from the score of query i and key j.
     bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k], added to s. A bias of -65504
         or less masks the score. Not allowed with a softcap.
     sinks: [num_heads_q]. One more score in each row, which is never masked and has no value. lse

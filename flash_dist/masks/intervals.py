@@ -318,7 +318,8 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
     lo, hi = (torch.where(visible, x, 0) for x in (lo, hi))
     ranges = query_ranges(lo, hi)
     arrays = {
-        "key_bounds": bounds_of_intervals(*(pad(x, (0, 1)) for x in (lo, hi))),  # and an empty row
+        # Bounds of the keys of all rows, and of one more row without keys.
+        "key_bounds": bounds_of_intervals(*(pad(x, (0, 1)) for x in (lo, hi))),
         "rows": torch.stack([to_tiles(x).flatten(-2) for x in (lo, hi)], -1),
         "query_ranges": ranges,
         "key_ranges": key_ranges(ranges, seqlen_k),

@@ -56,7 +56,7 @@ def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
 
 
 def bounds_of_keys(visible: Tensor) -> Tensor:
-    """Return the same from words [batch, words] of the keys that any query of any head sees."""
+    """Return the ranges of `bounds_of_intervals` from words [batch, words] of visible keys."""
     keys = torch.arange(WORD * visible.shape[1], device="cpu")
     return bounds_of_intervals(keys, keys + unpack(visible, len(keys)))  # one interval per key
 
@@ -92,11 +92,12 @@ def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Ten
 
 
 def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
-    """Return the same with memory for the tiles of one axis, but more kernels: some per power of 2.
+    """Return what `_key_ranges_by_pair` returns, with less memory but more kernels.
 
-    A run of key tiles is covered by two overlapping runs, each as long as the largest power of 2
-    that fits. Entry n for a length holds the query tiles that see the run from n on. Each entry is
-    then passed on to both halves of its run.
+    The memory is that of the tiles of one axis; there are some kernels for each power of 2. A run
+    of key tiles is covered by two overlapping runs, each as long as the largest power of 2 that
+    fits. Entry n for a length holds the query tiles that see the run from n on. Each entry is then
+    passed on to both halves of its run.
     """
     query_tiles, length = begin.shape[2], (end - begin).clamp(min=0)
     m = torch.arange(query_tiles, device=begin.device).expand_as(begin)

@@ -84,7 +84,7 @@ class BlockMask:
     _plans: OrderedDict[Shape, MaskPlan]
     _sizes: Sizes
     _terms: tuple[Term, ...]
-    handle: int  # how compiled graphs know the mask, see registry.py
+    handle: int  # number by which compiled graphs refer to the mask, see registry.py
     is_packed: bool  # keeps the sequences of a pack apart
 
     def __init__(self) -> None:

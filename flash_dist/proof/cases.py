@@ -12,8 +12,8 @@ _USUAL = (64, 128)
 _TILE = 128  # rows of the largest tile; this many tiles per SM fill a GPU
 _WAVES = 2
 WHOLE = -1
-_P = 0.25  # of dropout
-MOST_COLUMNS = 256  # of q, with dropout; here, as this module must not import torch
+_P = 0.25  # fraction that dropout drops
+MOST_COLUMNS = 256  # most columns of q with dropout; kernels/dropout needs torch
 _SMALL_SEQLEN = 384  # largest size with a fast float64 reference on the CPU
 
 
@@ -191,7 +191,7 @@ _SCORED_LARGE = (
     _Shape("scored", 2, 1031, 1544, 16, 4, causal=True, scores="bias"),
 )
 
-# With dropout, on GPUs; with a bias, for its gradient; and where dS may not be stored.
+# Calls with dropout, on GPUs. One has a bias, for its gradient, and one has no workspace for dS.
 _DROPPED = (
     _Shape("dropped", 2, 150, 190, 4, 2, causal=True, dropout_p=_P),
     _Shape("dropped", 2, 150, 190, 4, 2, causal=False, mask="dense", dropout_p=_P),

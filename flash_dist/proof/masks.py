@@ -82,7 +82,7 @@ def _padding(case: Case) -> BlockMask:
 
 
 def _count_off(case: Case, parts: int) -> Iterator[Tensor]:
-    """Return the part of each query and of each key, if both are cut into `parts` equal parts."""
+    """Yield the part that each query is in, then that of each key, of `parts` equal parts."""
     for seqlen in (case.seqlen_q, case.seqlen_k):
         yield torch.arange(seqlen, device="cpu") * parts // seqlen
 

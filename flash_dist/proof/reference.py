@@ -83,7 +83,7 @@ def attend(  # noqa: PLR0913 - an attention problem
         dtype: float64 for the reference, the input's own for the baseline.
         visible: Visible keys, bool [batch or 1, heads or 1, seqlen_q, seqlen_k]; replaces `causal`.
         scores: Score modifications before the mask, and sinks.
-        dropout: Of P.
+        dropout: Dropout of P.
     """
     q, k, v, dout = tensors
     group = q.shape[2] // k.shape[2]

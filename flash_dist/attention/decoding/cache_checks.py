@@ -65,7 +65,7 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
         symbolic: Whether the tensors are fake: then no GPU is asked, and nothing is cached.
 
     Raises:
-        TypeError: One is no tensor, or has an unsupported dtype.
+        TypeError: An argument is no tensor, or has an unsupported dtype.
         ValueError: Shapes, devices or strides do not fit, or only one of two joint arguments is
             given.
         FlashDistError: This build has no code that runs on the GPU.

@@ -73,12 +73,13 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     A sequence has the same bits alone and in any batch, at any place, in pages or not, in a CUDA
     graph or not, and on any number of multiprocessors: keys are cut into blocks of 128, counted
     from the first, and combined in groups of 8 in their order. So a prefill in chunks gives the
-    same bits as a prefill at once. Few queries of all heads of a group share one pass over k and v.
+    same bits as a prefill at once. With few queries, all heads of a group share one pass over k and
+    v.
 
     The host never waits for the GPU, and cache_seqlens may change under a CUDA graph. The values of
     cache_seqlens, cache_batch_idx, cache_leftpad and block_table are checked on the CPU, before
-    anything is written, and on a GPU with `FLASH_DIST_CHECK=1`, which waits. Otherwise they are cut
-    off at the size of the cache, so that nothing outside is read or written.
+    anything is written, and on a GPU with `FLASH_DIST_CHECK=1`, which waits. Otherwise they are
+    limited to the size of the cache, so that nothing outside is read or written.
 
     The arguments are those of flash-attention 2, in its order and with its defaults. num_splits
     changes nothing. Those of flash-attention 3 are accepted, by name, if they change nothing.
@@ -94,26 +95,27 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         v_cache: Like k_cache, with head_dim_v up to head_dim.
         k: [batch, seqlen_new, num_heads_kv, head_dim], new keys, with v and cache_seqlens.
         v: [batch, seqlen_new, num_heads_kv, head_dim_v].
-        rotary_cos: [positions, rotary_dim / 2], same dtype: k is rotated by the angles of positions
-            cache_seqlens + i, and q likewise where causal or window_size make a difference between
-            queries, else all by those of cache_seqlens. rotary_dim is a multiple of 16 up to
-            head_dim. Positions beyond the last raise if values are checked, else use the last.
+        rotary_cos: [positions, rotary_dim / 2], same dtype: key i is rotated by the angles of
+            position cache_seqlens + i. So is query i if causal or window_size distinguish queries;
+            otherwise every query is rotated by the angles of position cache_seqlens. rotary_dim is
+            a multiple of 16 up to head_dim. A position beyond the last raises if values are
+            checked, else uses the last.
         rotary_sin: Likewise.
         cache_seqlens: [batch], int32 on q's device, or an int for all: keys before new ones.
             Defaults to the capacity of the cache.
-        cache_batch_idx: [batch], int32: the entry of the cache of each. Where new keys are written,
-            no two may be the same. Not in pages.
-        cache_leftpad: [batch], int32: keys to leave out before the first. Not in pages.
+        cache_batch_idx: [batch], int32: the cache entry of each batch entry. If new keys are
+            written, all must differ. Not with block_table.
+        cache_leftpad: [batch], int32: number of keys to skip at the start. Not with block_table.
         block_table: [batch, pages], int32: the pages of each sequence, one after the other.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Aligned to the bottom right: the last query sees all keys.
         window_size: (left, right), -1 or None for no bound, aligned likewise.
         softcap: As in `flash_attn_func`.
-        alibi_slopes: Likewise, the last query at the last key.
+        alibi_slopes: As in `flash_attn_func`; the last query is at the last key.
         rotary_interleaved: Whether columns 2j and 2j + 1 are rotated together; else j and
             j + rotary_dim / 2.
         return_softmax_lse: Return (out, lse).
-        learnable_sink: By name, as in `flash_attn_func`, as is `s_aux`.
+        learnable_sink: By name, as in `flash_attn_func`; so is `s_aux`.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
@@ -123,7 +125,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, checked
-            values are wrong, or an unsupported argument asks for something.
+            values are wrong, or an unsupported argument has a value with an effect.
         FlashDistError: This build has no code that runs on the GPU, gradients are wanted, or new
             keys are to be written within a transform of torch.func.
     """
@@ -250,7 +252,7 @@ def read_seqlens(
         seqlens: As the caller passes it.
         q: A tensor on the common device.
         capacity: Most keys of a sequence.
-        seqlen_new: How many of these are to be appended.
+        seqlen_new: Number of keys that will be appended to each.
     """
     number = read_whole(seqlens)
     if number is None:

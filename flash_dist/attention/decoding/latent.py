@@ -66,8 +66,8 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
 
     Bits and memory are as with `flash_attn_with_kvcache`: a sequence has the same bits alone and in
     any batch, at any place, in pages or not, in a CUDA graph or not, and on any number of
-    multiprocessors; the host never waits, and values of cache_seqlens and block_table are cut off
-    at the size of the cache, or checked with `FLASH_DIST_CHECK=1`.
+    multiprocessors; the host never waits, and values of cache_seqlens and block_table are limited
+    to the size of the cache, or checked with `FLASH_DIST_CHECK=1`.
 
     The arguments are those of FlashMLA, in its order. tile_scheduler_metadata and num_splits change
     nothing; other arguments of FlashMLA must have their defaults.
@@ -76,7 +76,7 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
         q: [batch, seqlen_q, num_heads_q, head_dim], bfloat16 on a GPU (not on compute capability
             7.5), on the CPU also float16, float32 and float64. head_dim is a multiple of 8 up to
             576.
-        k_cache: [num_pages, page_size, num_heads_kv, head_dim], as a rule of one kv head, page_size
+        k_cache: [num_pages, page_size, num_heads_kv, head_dim], usually with one kv head, page_size
             a multiple of 16; without block_table [batch, seqlen_cache, num_heads_kv, head_dim].
             Same dtype and device; on a GPU head_dim is contiguous and other strides and the address
             are multiples of 16 bytes.
@@ -86,7 +86,7 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
             the capacity of the cache.
         head_dim_v: Columns of the values, a multiple of 8 up to 512 and head_dim.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5; a model's own
-            follows from the head_dim before its weights are absorbed.
+            scale follows from its head_dim before weights are absorbed.
         causal: Aligned to the bottom right: the last query sees all keys.
 
     Returns:
@@ -97,7 +97,7 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or softmax_scale do not fit, checked values are
-            wrong, or an unsupported argument asks for something.
+            wrong, or an unsupported argument has a value with an effect.
         FlashDistError: This build has no code that runs on the GPU, or gradients are wanted.
     """
     if not type(causal) is type(is_fp8_kvcache) is bool:

@@ -44,7 +44,7 @@ def check_tensors(
         v: Layout of the values.
         named: Whether a table maps batch entries to cache entries; else entry i belongs to batch
             entry i.
-        names: What the caller calls k and v.
+        names: The caller's names of k and v.
 
     Raises:
         TypeError: A dtype is unsupported, or differs from that of q.
@@ -144,7 +144,7 @@ def check_table(table: Layout, batch: int, device: torch.device, page: int) -> N
     """Raise if a block_table does not fit.
 
     Raises:
-        TypeError: It is not int32.
+        TypeError: The table is not int32.
         ValueError: Shape, device, strides or the page size do not fit.
     """
     require_int32("block_table", table)
@@ -176,7 +176,7 @@ def check_numbers(name: str, x: Layout, batch: int, device: torch.device) -> Non
     """Raise if a tensor with a number per batch entry does not fit.
 
     Raises:
-        TypeError: They are not int32.
+        TypeError: The tensor is not int32.
         ValueError: Shape, device or strides do not fit.
     """
     require_int32(name, x)

@@ -68,7 +68,7 @@ def check_used(used: Tensor, packing: Packing, q: Tensor, *, looks: bool) -> Non
         looks: Whether values are checked.
 
     Raises:
-        TypeError: They are not int32.
+        TypeError: seqused_k is not int32.
         ValueError: Shape, device or a number do not fit.
     """
     cu_seqlens_k, longest = packing.cu_seqlens_k, packing.max_seqlen_k

@@ -121,7 +121,7 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor, *, paged: bool, names: Names =
 
     Raises:
         TypeError: An argument is no tensor.
-        ValueError: It has another number of dimensions.
+        ValueError: A tensor has the wrong number of dimensions.
     """
     keys = "[num_pages, page_size, num_heads_kv, " if paged else "[total_k, num_heads_kv, "
     for name, x, axes in (
@@ -172,7 +172,7 @@ def _check_values(
     """Check values, with the caller's names in messages; waits if they are on a GPU.
 
     Raises:
-        ValueError: A number is not what it must be.
+        ValueError: A number is out of range.
     """
     keys = k.shape[0] if table is None else table.shape[1] * k.shape[1]
     if table is None and ends is not None:
@@ -201,5 +201,5 @@ def _check_differences(ends: Sequence[int], keys: int) -> None:
 
 
 def _lengths(ends: Tensor | None, used: Tensor | None) -> Tensor | None:
-    """Return how many keys of each sequence are in its pages: the used ones, if given."""
+    """Return the number of keys of each sequence: `used` if given, else that of `ends`."""
     return used if ends is None or used is not None else ends.diff()

@@ -1,1 +1,1 @@
-"""Dropout of a call, checked, and which weights it dropped."""
+"""Checks the dropout of a call, and returns the weights that a call dropped."""

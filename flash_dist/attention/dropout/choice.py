@@ -1,4 +1,4 @@
-"""Dropout of a call, checked."""
+"""Checks the dropout of a call."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401
         dropout_p: As in `flash_attn_func`.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is less than 0, 1 or more, or NaN, or q has more columns than MOST_COLUMNS.
+        TypeError: dropout_p is no number.
+        ValueError: dropout_p is less than 0, 1 or more, or NaN, or q has more columns than
+            MOST_COLUMNS.
         FlashDistError: A transform of torch.func runs.
     """
     p = read_dropout_p(dropout_p)

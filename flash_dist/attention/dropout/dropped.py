@@ -1,4 +1,4 @@
-"""Which weights a call dropped."""
+"""The weights that a call dropped."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def dropout_mask(
 ) -> Tensor:
     """Return which weights attention drops, to check or repeat a call; it stores all of them.
 
-    With the generator's state of the call, such as after the same `torch.manual_seed`, these are
-    the weights that a call dropped. They follow from seed and offset, the number of a batch entry
-    (of packed sequences, of the sequence), the query head, the query and the key, counted within
-    the sequence: from nothing else, on every device.
+    If the generator has the same state as before a call, for example after the same
+    `torch.manual_seed`, these are the weights that the call dropped. They depend only on the seed,
+    the offset, the number of the batch entry or packed sequence, the query head, and the query and
+    key within the sequence. They are equal on every device.
 
     Args:
-        dropout_p: That of the call, which is rounded to a multiple of 1 / 65536.
+        dropout_p: The dropout_p of the call, which is rounded to a multiple of 1 / 65536.
         shape: [batch, num_heads_q, seqlen_q, seqlen_k].
         rng_state: [2] seed and offset, int64; None: drawn from torch's generator, as a call does.
-        device: Of the call, without rng_state; None: torch's default device.
+        device: The device of the call, used without rng_state; None: torch's default device.
 
     Returns:
         Booleans of this shape, True where a weight is dropped.

@@ -23,9 +23,9 @@ _LARGE: Final = 1 << 30  # from this many scores on, compiled code makes the blo
 def make_flex(problem: Problem) -> Attend:
     """Return compiled FlexAttention.
 
-    NOTE: beyond dynamo's limit on recompilations it would silently run eagerly. So dynamo is reset,
-    and `fullgraph` raises instead. The backward runs many times on one graph, which donated buffers
-    do not allow.
+    NOTE: beyond dynamo's limit on recompilations FlexAttention would silently run eagerly. So
+    dynamo is reset, and `fullgraph` raises instead. The backward runs many times on one graph,
+    which donated buffers do not allow.
     """
     import torch._functorch.config as functorch  # noqa: PLC0415 - takes a second
 

@@ -79,7 +79,7 @@ def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def in_deterministic_mode(name: str) -> bool:
-    """Return whether it runs under torch.use_deterministic_algorithms(True)."""
+    """Return whether a baseline runs under torch.use_deterministic_algorithms(True)."""
     return name.endswith(DETERMINISTIC) and name.removesuffix(DETERMINISTIC) not in PACKAGES
 
 
@@ -89,7 +89,7 @@ def label_of(name: str) -> str:
 
 
 def is_deterministic(name: str) -> bool:
-    """Return whether a backward promises equal bits on every run."""
+    """Return whether the backward of a baseline promises equal bits on every run."""
     return name in {OURS, "flex", COPY} or name.endswith(DETERMINISTIC)
 
 

@@ -49,7 +49,7 @@ def make_package(name: str, problem: Problem) -> Attend:
     """Return a package's attention, with the deterministic backward if the name says so.
 
     Raises:
-        CannotRun: It is not installed, or has no such mask or option.
+        CannotRun: The package is not installed, or has no such mask or option.
     """
     base = name.removesuffix(DETERMINISTIC)
     if base == CUDNN_FLEX:
@@ -89,7 +89,7 @@ def _make_flash_attention(base: str, problem: Problem, *, deterministic: bool) -
 def _make_cudnn_flex(problem: Problem, *, deterministic: bool) -> Attend:
     """Return attention with a plan of visible intervals, made and compiled before any timing.
 
-    NOTE: it prints a line for each kernel that it compiles.
+    NOTE: cudnn-frontend prints a line for each kernel that it compiles.
     """
     require_plain_scores(problem)
     attend_by_plan = _find_function(CUDNN_FLEX, "flex_attn_func")

@@ -124,7 +124,7 @@ CAUSAL: Final = Mask("causal")
 
 @dataclass(frozen=True)
 class Shape:
-    """One problem. With documents (lengths) tokens are packed; with layers it is a stack.
+    """One problem. With documents (lengths), tokens are packed; layers is the height of a stack.
 
     A cached problem has k and v in a cache, and only a forward; v may be part of k. scores is a
     score modification, one of SCORES.
@@ -146,7 +146,7 @@ class Shape:
 
     @property
     def latent(self) -> bool:
-        """True if v is the first columns of a cached k, and so smaller."""
+        """True if v is the first columns of a cached k, and so has fewer columns."""
         return self.cached and self.head_dim_v != self.head_dim
 
     @property

@@ -27,7 +27,7 @@ def make_attend(name: str, problem: Problem) -> Attend:
     """Return a baseline's attention on [batch, seqlen, heads, head_dim], warm or compiled.
 
     Raises:
-        CannotRun: It does not support the problem. Any other error is a failure of its own.
+        CannotRun: The baseline does not support the problem. Any other error is its failure.
     """
     with determinism_of(name):
         if name in OWN:

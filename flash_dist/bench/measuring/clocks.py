@@ -117,5 +117,5 @@ class GpuClock:
         return replay
 
     def read(self) -> Reading:
-        """Read them from NVML."""
+        """Read clock and power from NVML."""
         return self._gauge.read()

@@ -60,7 +60,7 @@ def probe(name: str, run: Run, clock: Clock, *, cold: bool) -> Probe:
     """Time a few runs, each alone and without its launch; only one run if it is long.
 
     Raises:
-        RunFailed: It raised.
+        RunFailed: The run raised.
     """
     launches: list[float] = []
 

@@ -114,7 +114,7 @@ def _group_of(row: Row) -> str:
 
 
 def describe_checks(report: Report) -> Iterator[str]:
-    """Describe which were deterministic and agreed with ours, which kernels ran, and all faults."""
+    """Describe determinism, agreement with ours and kernels of each baseline, and all faults."""
     names = report.baselines
     attentions = [name for name in names if name != COPY]
     certain = [name for name in attentions if is_deterministic(name)]

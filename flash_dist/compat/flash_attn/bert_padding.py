@@ -46,7 +46,7 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:  # noqa: A002 - 
 
 
 def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
-    """Return `index_first_axis(input, indices)`, and input, to which something is added later."""
+    """Return `index_first_axis(input, indices)`, and input for the caller's residual connection."""
     return index_first_axis(input, indices), input
 
 
@@ -54,7 +54,8 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
     """Return zeros of [first_axis_dim, ...] with `values` at the distinct rows `indices`.
 
     Raises:
-        TypeError: An argument is no tensor, or indices are no integers, or first_axis_dim is none.
+        TypeError: An argument is no tensor, or indices are no integers, or first_axis_dim is no
+            integer.
         ValueError: The number of indices is not that of rows of values, or on the CPU an index is
             out of range, or the result would have more than 2**31 - 1 rows.
     """

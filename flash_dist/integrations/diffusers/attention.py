@@ -68,7 +68,8 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
 def _read_keys(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor | BlockMask | None:
     """Return the mask of the keys; the tensor itself if it must stay a tensor.
 
-    NOTE: a view of it would be a new tensor in every layer, which each layer would read again.
+    NOTE: a view of the mask would be a new tensor in every layer, and each layer would read it
+    again.
     """
     view = mask[:, None, None]
     visible = None if is_unread(mask) else read_mask(view, shape, source=mask)

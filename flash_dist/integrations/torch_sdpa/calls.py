@@ -77,7 +77,7 @@ class Options(NamedTuple):
 
 
 def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: object) -> Call | None:
-    """Translate a call of torch's operators into ours; None if ours do not support it.
+    """Translate a call of torch's operators into ours; return None if it is not supported.
 
     Args:
         tensors: query [batch, seqlen_q, num_heads_q, head_dim], or [total_q, num_heads_q,
@@ -114,7 +114,7 @@ def infer(
 ) -> tuple[Tensor, Tensor] | None:
     """Return out and lse of packed queries with paged keys, or with each sequence's first keys.
 
-    None if ours do not support it.
+    Return None if our operators do not support the call.
 
     Args:
         tensors: query [total_q, num_heads_q, head_dim]; key [num_pages, page_size, num_heads_kv,
@@ -149,7 +149,7 @@ def infer(
 
 
 def _find_reason(options: Options, others: dict[str, object]) -> str:
-    """Return the first argument that ours do not support; empty if they support all."""
+    """Return the first argument that our operators do not support; empty if they support all."""
     if options.dropout_p != 0.0:
         return "dropout"
     scale = options.scale

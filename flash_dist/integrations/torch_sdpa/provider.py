@@ -116,7 +116,7 @@ def _forward(  # noqa: PLR0913, PLR0917
 
 
 def _require_no_gradient(*tensors: Tensor) -> None:
-    """Raise ValueError if gradients are needed: torch's backward supports neither argument.
+    """Raise ValueError if gradients are needed, which torch's backward cannot compute here.
 
     `varlen_attn` raises by itself, and calls its operator without gradients.
     """
@@ -177,7 +177,7 @@ def _sdpa_forward(  # noqa: PLR0913, PLR0917
     return_debug_mask: bool = False,  # noqa: FBT001, FBT002
     **options: Any,  # noqa: ANN401
 ) -> tuple[object, ...] | None:
-    """Do what `_forward` does for [batch, heads, seqlen, head_dim], with bounds in the results."""
+    """Run `_forward` on [batch, heads, seqlen, head_dim]; return the bounds as well."""
     longest = query.shape[2], key.shape[2]
     q, k, v = _swap(query, key, value)
     results = _forward(
@@ -201,7 +201,7 @@ def _sdpa_backward(  # noqa: PLR0913, PLR0917
     *numbers: Any,  # noqa: ANN401
     **options: Any,  # noqa: ANN401
 ) -> Triple | None:
-    """Do what `_backward` does for [batch, heads, seqlen, head_dim]."""
+    """Run `_backward` on [batch, heads, seqlen, head_dim]."""
     dout, q, k, v, saved = _swap(grad_out, query, key, value, out)
     bounds = cum_seq_q, cum_seq_k
     gradients = _backward(dout, q, k, v, saved, logsumexp, *bounds, *numbers, **options)

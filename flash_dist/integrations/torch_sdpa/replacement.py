@@ -51,9 +51,10 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
 
     Use it as a context (`with flash_dist.sdpa():`) or a decorator (`@flash_dist.sdpa()`); contexts
     may be nested. It affects all threads of the process, because autograd recomputes checkpointed
-    layers in other threads. Such a recomputation must happen inside, too. Modules that imported the
-    function by name (`from torch.nn.functional import ...`) are not affected. Code that
-    torch.compile has compiled before is compiled again; enter the context outside of compiled code.
+    layers in other threads. Such a recomputation must happen inside the context, too. Modules that
+    imported the function by name (`from torch.nn.functional import ...`) are not affected. Code
+    that torch.compile has compiled before is compiled again; enter the context outside of compiled
+    code.
 
     Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and float
     masks, which are added to the scores and may need a gradient (-65504 and less, including -inf,
@@ -128,7 +129,7 @@ def _find_call(
     scale: float | None,
     enable_gqa: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Problem] | str:
-    """Return the supported call, or the reason why it is not."""
+    """Return the supported call, or the reason why it is not supported."""
     dropout_p, is_causal = flags
     query, key, value = tensors
     reason = _find_reason(tensors, mask, dropout_p, scale)
@@ -195,7 +196,7 @@ def _find_reason(
     dropout_p: float,
     scale: float | None,
 ) -> str:
-    """Return why a call is not supported; empty if it may be."""
+    """Return why a call is not supported; empty if it may be supported."""
     if not all(isinstance(x, torch.Tensor) for x in tensors):
         return "what is no tensor"
     if not (mask is None or isinstance(mask, (torch.Tensor, *_OWN))):

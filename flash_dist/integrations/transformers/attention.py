@@ -68,10 +68,10 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         position_bias: Numbers that are added to the scores, as in T5. Differentiable.
         cache: Must be None.
         others: Reads cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and position_ids.
-            Documents of position_ids are used only if the mask is no more than a band.
+            Documents of position_ids are used only if the mask is a band.
 
     Raises:
-        ValueError: The module asks for something that has no kernel.
+        ValueError: The module requests something that has no kernel.
     """
     require_supported(module, others | {"cache": cache})
     if query.shape[0] == 1 < key.shape[0]:  # learned queries; `len` makes a size constant
@@ -132,7 +132,7 @@ def _attend(
     if layer_mask.keys is not None:
         k, v = k[:, : layer_mask.keys], v[:, : layer_mask.keys]
         scores = scores.cut(k.shape[1])
-    is_open = layer_mask.packed or layer_mask.is_band  # position_ids or cu_seq_lens may add some
+    is_open = layer_mask.packed or layer_mask.is_band  # others may add documents
     packing = _read_packing(others) if is_open else None
     documents = None
     if packing is None and is_open:
@@ -140,7 +140,7 @@ def _attend(
     mask: BlockMask | IntervalMask | None = layer_mask.mask
     if packing is None and not (layer_mask.graph is None and documents is None) and is_symbolic(q):
         mask = plan_traced(layer_mask, documents, q.shape[1], k.shape[1], q.device)
-    elif documents is not None and layer_mask.segments is None:  # else the mask function has them
+    elif documents is not None and layer_mask.segments is None:  # segments: found before
         layer_mask = replace(layer_mask, segments=find_packed(documents, len(q)))
         if layer_mask.segments is not None:
             refuse_constant("position_ids")

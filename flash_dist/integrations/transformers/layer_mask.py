@@ -54,7 +54,7 @@ class LayerMask:
     """A mask of more than one query: a band within segments, or a BlockMask.
 
     transformers passes it on like a tensor, and only uses the two attributes below. Any other use
-    as a tensor raises an error that names it.
+    as a tensor raises an error that names the use.
     """
 
     band: Band = EVERYTHING

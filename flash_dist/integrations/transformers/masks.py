@@ -2,13 +2,13 @@
 
 For a single query the mask is None if all keys are visible. Otherwise it is an int32 tensor [batch,
 1, 2, 1] with the first visible key and the end: `generate` compiles such forwards, and a mask is an
-argument of them. For more queries it is a `LayerMask`, never None. Some models ask for a mask but
-have their own attention, to which None would show later keys. Such a model fails with a LayerMask,
-and with two rows for a single query; booleans it would silently add. Modules of encoders may claim
-to be causal, as in phi4_multimodal.
+argument of them. For more queries it is a `LayerMask`, never None. Some models request a mask but
+have their own attention, which would show later keys if the mask were None. Such a model fails with
+a LayerMask, and with the two rows for a single query. It would silently add booleans to the scores.
+Modules of encoders may claim to be causal, as in phi4_multimodal.
 
-Padding is read here, once per forward, which waits for the GPU. So is the position in a static
-cache for more than one query, and documents that transformers itself has found.
+Padding is read here, once per forward, which waits for the GPU. The position in a static cache for
+more than one query, and documents that transformers itself has found, are read here as well.
 """
 
 from __future__ import annotations

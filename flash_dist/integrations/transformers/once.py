@@ -29,7 +29,7 @@ _found: Final[Conversions[Any]] = Conversions()
 
 
 def find_packed(positions: Tensor, batch: int) -> Segments | None:
-    """Return the documents of position_ids [batch or 1, seqlen]; None if rows are one each."""
+    """Return the documents of position_ids [batch or 1, seqlen]; None if a row is one document."""
     return find_once(
         positions,
         ("documents", batch),
@@ -60,10 +60,10 @@ def is_added(mask: Tensor) -> bool:
 def cut_added(
     module: torch.nn.Module, name: str, numbers: Tensor, shape: tuple[int, int, int, int]
 ) -> Tensor:
-    """Return numbers that are added, without those past the last key, which must hide.
+    """Return added numbers without those past the last key, all of which must hide their keys.
 
     Raises:
-        ValueError: Those do not hide, or must not be read.
+        ValueError: A number past the last key does not hide it, or must not be read.
     """
     behind = numbers[..., shape[-1] :]
     if behind.shape[-1] == 0:
@@ -81,8 +81,8 @@ def read_dense(
     Masked keys beyond the existing ones, as in a static cache, are cut off.
 
     Raises:
-        ValueError: It was made for other queries or keys: a layer with a window caches only the
-            last keys.
+        ValueError: The mask was made for other queries or keys: a layer with a window caches only
+            the last keys.
     """
     if is_symbolic(mask):
         refuse_tracing()

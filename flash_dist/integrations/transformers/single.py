@@ -44,17 +44,17 @@ class Scores(NamedTuple):
     dropout: float = 0.0
 
     def add(self, mask: Tensor) -> Scores:
-        """Return them, with a mask of numbers added."""
+        """Return the modifications with a mask of numbers added."""
         return self._replace(bias=mask if self.bias is None else self.bias + mask)
 
     def cut(self, keys: int) -> Scores:
-        """Return them for the first keys only: the other slots of a static cache are empty."""
+        """Return the modifications for the first keys; other slots of a static cache are empty."""
         if self.bias is None or self.bias.shape[-1] <= keys:
             return self
         return self._replace(bias=self.bias[..., :keys])
 
     def find_options(self) -> dict[str, Any]:
-        """Return them as arguments of the attention functions."""
+        """Return the modifications as arguments of the attention functions."""
         chosen: dict[str, Any] = {"softmax_scale": self.scale}
         if self.softcap:
             chosen["softcap"] = self.softcap
@@ -130,7 +130,7 @@ def lay_out(x: Tensor) -> Tensor:
 def _attend_packed(
     query: Tensor, key: Tensor, value: Tensor, interval: Tensor, scores: Scores
 ) -> Tensor:
-    """Compute the same with packed sequences; tensors that are not contiguous are copied."""
+    """Compute `attend_once` with packed sequences; tensors that are not contiguous are copied."""
     batch, heads_kv, seqlen, _ = key.shape
     where = "bounds", heads_kv, seqlen
     bounds_q, bounds_k = _find(interval, where, lambda: _pack(interval, heads_kv, seqlen))

@@ -68,7 +68,7 @@ class FlashDistBackend(AttentionBackend):
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """Return whether it is a decoder, or an encoder's self-attention."""
+        """Return whether attention is that of a decoder, or an encoder's self-attention."""
         return attn_type in (AttentionType.DECODER, *_ENCODERS)
 
     @classmethod

@@ -1,1 +1,1 @@
-"""Dropout: its state, and which weights it drops."""
+"""Dropout: its state, and the weights that it drops."""

@@ -1,4 +1,4 @@
-"""Which weights a call drops, as csrc/core/dropout.cuh computes it, on any device."""
+"""The weights that a call drops, on any device: as csrc/core/dropout.cuh computes them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def dropped(dropout: Dropout, heads: int, batch: range, seqlen_q: int, seqlen_k:
     """Return [batch, heads, seqlen_q, seqlen_k] booleans, true for dropped weights.
 
     Args:
-        dropout: Of the call.
+        dropout: The dropout of the call.
         heads: num_heads_q.
         batch: Numbers of the batch entries, or of the documents of a pack.
-        seqlen_q: Queries of each.
-        seqlen_k: Keys of each.
+        seqlen_q: Queries of each entry or document.
+        seqlen_k: Keys of each entry or document.
     """
     seed, offset = dropout.rng_state.unbind()
     device = seed.device
-    rows, columns = (-(-seqlen // 16) for seqlen in (seqlen_q, seqlen_k))  # of 16 x 16 weights
+    rows, columns = (-(-seqlen // 16) for seqlen in (seqlen_q, seqlen_k))  # tiles of 16 x 16
     entries = torch.arange(batch.start * heads, batch.stop * heads, device=device)
     queries = torch.arange(rows * 8, device=device)
     keys = torch.arange(columns * 4, device=device)

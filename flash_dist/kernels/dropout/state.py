@@ -9,7 +9,7 @@ import torch
 
 Tensor = torch.Tensor
 
-MOST_COLUMNS: Final = 256  # of q, that kernels with dropout take
+MOST_COLUMNS: Final = 256  # most columns of q in kernels with dropout
 STEPS: Final = 1 << 16  # dropout_p is rounded to a multiple of 1 / STEPS
 
 
@@ -17,7 +17,7 @@ class Dropout(NamedTuple):
     """Dropout of a call.
 
     p: The fraction of the weights that is dropped, at least 0 and less than 1.
-    rng_state: [2] seed and offset, int64; of the offset 32 bits count.
+    rng_state: [2] seed and offset, int64; only the low 32 bits of the offset count.
     """
 
     p: float

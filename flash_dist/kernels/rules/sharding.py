@@ -52,7 +52,7 @@ _PLURAL: Final = {_BATCH: "batch entries", _HEADS: "heads"}
 
 
 class Axes(NamedTuple):
-    """Which dimensions of a tensor may be sharded; None: it has no such dimension."""
+    """The dimensions of a tensor that may be sharded; None: it has no such dimension."""
 
     batch: int | None
     heads: int | None
@@ -72,7 +72,7 @@ class Axes(NamedTuple):
 
 
 class Sharding(NamedTuple):
-    """How one call is spread over a mesh."""
+    """The distribution of one call over a mesh."""
 
     mesh: DeviceMesh
     kinds: tuple[str | None, ...]  # per dimension of the mesh
@@ -229,7 +229,7 @@ def _refuse_tokens(name: str, x: DTensor, placement: object) -> NoReturn:
 
 
 def _require_plain(given: dict[str, Any]) -> None:
-    """Raise for a bias, whose broadcast axes no placement says, and for dropout."""
+    """Raise for dropout, and for a bias: no placement describes its broadcast axes."""
     problem = ""
     if given.get("bias") is not None:
         problem = "bias must be None for DTensors, got a tensor"

@@ -233,7 +233,7 @@ def cut(draw: st.DrawFn, size: int, count: int) -> list[int]:
 
 @st.composite
 def packs(draw: st.DrawFn, shape: Shape) -> Case:
-    """Sequences with masks of all other kinds. Some are empty, and some tokens belong to none."""
+    """Sequences with masks of all other kinds; some are empty. Some tokens are in no sequence."""
     count = draw(st.integers(1, 4))
     q, k = cut(draw, shape.seqlen_q, count), cut(draw, shape.seqlen_k, count)
     seen, masks = torch.zeros(1, *shape[1:], dtype=torch.bool), []
