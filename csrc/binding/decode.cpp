@@ -149,7 +149,8 @@ DecodeParams read_params(const Arguments& a, Sizes& s) {
                   ", got ", columns);
   s.head_dim_v = to_int(columns, "head_dim_v");
   set_sizes(p, s);
-  const MaskBand band = make_band(a.left, a.right, true, INT32_MAX, INT32_MAX);  // of any length
+  // Valid for sequences of any length.
+  const MaskBand band = make_band(a.left, a.right, true, INT32_MAX, INT32_MAX);
   p.left = band.left;
   p.right = band.right;
   p.bottom_right = band.bottom_right;

@@ -190,7 +190,7 @@ inline void fill_without_keys(const Tensor& lse, const MaybeTensor& sinks, bool 
 
 // --- Floats -----------------------------------------------------------------------------------
 
-// With the types of the operator schemas. {}: no score modification.
+// The score modification of a call, with the types of the operator schemas. {}: none.
 struct Scores {
   double softcap = 0.0;
   MaybeTensor alibi_slopes;  // [num_heads_q] or [batch, num_heads_q]

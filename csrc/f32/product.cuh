@@ -61,7 +61,7 @@ struct TensorProduct {
     const Floats b_rows =
         NT == 1 ? rows(b, lane % 8, lane / 8) : rows(b, lane % 8 + lane / 16 * 8, lane / 8 % 2);
     uint32_t b_pair[4];       // NT = 1: b of two steps
-    Accumulator<MT, NT> sum;  // of two steps
+    Accumulator<MT, NT> sum;  // sum of two steps
 #pragma unroll UNROLL
     for (int k = 0; k < SUM_COLUMNS / 8; ++k) {
       uint32_t b_high[NT][2], b_low[NT][2];
@@ -101,7 +101,7 @@ struct TensorProduct {
     const uint32_t odd = b + FloatRows<HEAD_DIM>::offset(row + 1, lane / 4);
 #pragma unroll
     for (int i = 0; i < OT; i += 4) {
-      Accumulator<MT, 4> sum;  // of one tile
+      Accumulator<MT, 4> sum;  // sum of one tile
 #pragma unroll
       for (int k = 0; k < NT; ++k) {
         const uint4 x = load_shared_16(even + k * 8 * ROW_BYTES + i * 32);
@@ -254,8 +254,8 @@ struct Product {
   using Unit = std::conditional_t<Target::HAS_CP_ASYNC && std::is_same_v<T, Fp32>, TensorProduct,
                                   ScalarProduct>;
 
-  // a: address of the warp's first row of A. b: of the first row of B. Both point at the first of
-  // COLUMNS columns of rows of HEAD_DIM.
+  // Adds A @ B^T to c. a and b are the addresses of the warp's first row of A and of the first row
+  // of B. Both point at the first of COLUMNS columns of rows of HEAD_DIM.
   template <int HEAD_DIM, int COLUMNS, int UNROLL, Queries QUERIES, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
     static_assert(COLUMNS % SUM_COLUMNS == 0);
@@ -265,7 +265,8 @@ struct Product {
     }
   }
 
-  // The same for S, in the order of summation that all kernels use. c must be cleared.
+  // Adds A @ B^T to c like abt(), but in the order of summation that all kernels use for S. c must
+  // be cleared.
   template <int HEAD_DIM, int COLUMNS, int UNROLL, Queries QUERIES, int MT, int NT>
   __device__ __forceinline__ static void scores(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
     static_assert(COLUMNS == SUM_COLUMNS || COLUMNS == 2 * SUM_COLUMNS);

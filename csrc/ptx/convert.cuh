@@ -41,7 +41,7 @@ __device__ __forceinline__ float2 unpack(uint32_t x) {
   }
 }
 
-// Both elements of a register, 0 for negative ones. Since sm_80.
+// Returns both elements of a register, with 0 in place of negative ones. Since sm_80.
 template <class T>
 __device__ __forceinline__ uint32_t relu(uint32_t x) {
   uint32_t r;

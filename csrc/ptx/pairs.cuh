@@ -8,7 +8,7 @@
 
 namespace flash_dist {
 
-// Products, rounded.
+// Returns the rounded products of both pairs of elements.
 template <class T>
 __device__ __forceinline__ uint32_t multiply_pairs(uint32_t x, uint32_t y) {
   uint32_t r;

@@ -46,7 +46,7 @@ __device__ __forceinline__ void hold(float (&d)[NT][4]) {
     for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[n][i])::"memory");
 }
 
-// The same for A operands in registers.
+// Keeps the compiler from moving uses of A operands in registers across this line.
 template <int KT>
 __device__ __forceinline__ void hold(uint32_t (&a)[KT][1][4]) {
 #pragma unroll

@@ -4,7 +4,7 @@
 //                                                           dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
-// Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
+// Grid      x = key tile, (batch, kv head) pair of the chunk, group split.
 // Block     WARPS warps. SPLIT warps share 16 keys; each sums S^T and dP^T over a slice of the
 //           columns and owns that slice of dK and dV. P^T and dS^T stay in registers.
 // Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse, delta and the
@@ -181,7 +181,7 @@ struct F32Dkdv {
             work.key0 + warp.row0()};
   }
 
-  // dV += P^T @ dO, with dropout of the kept weights of P^T.
+  // dV += P^T @ dO. With dropout, only the kept weights of P^T count.
   __device__ __forceinline__ void multiply_weights(Sum& dv, const Scores& pt,
                                                    const F32DkdvItem& item, const Warp& warp,
                                                    uint32_t dout_slice) const {
@@ -207,7 +207,7 @@ struct F32Dkdv {
         st, Rows::at(tiles.k, warp.row0(), warp.column0()), q_slice);
   }
 
-  // P^T in place of S^T, after soft cap, ALiBi, bias and mask.
+  // Replaces S^T by P^T, after soft cap, ALiBi, bias and mask.
   __device__ __forceinline__ void exponentiate(Scores& pt, const F32DkdvItem& item,
                                                const Warp& warp, int s, int code) const {
     if (p.scores.has_score_mod) {

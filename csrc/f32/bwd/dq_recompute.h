@@ -3,7 +3,7 @@
 //   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dQ += dS @ K
 //   at the end: dQ *= normalizer
 //
-// Grid      x = query tile, query head of the units.
+// Grid      x = query tile, query head of the (batch, kv head) pairs.
 // Block     WARPS warps. SPLIT warps share 16 queries; each sums S and dP over a slice of the
 //           columns and owns that slice of dQ. dS stays in registers.
 // Shared    Q and dO (for the block's lifetime), STAGES stages of K and V, the slices' partial sums

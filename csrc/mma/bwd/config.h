@@ -21,8 +21,8 @@ template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int P
 struct DkdvConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool DROPS = DROPS_;
   using Plan::BLOCK_M, Plan::SPLIT, Plan::SUB_M, Plan::ROWS;
-  // SPLIT warps share their keys. Each owns every SPLIT-th 16 columns of dK and dV. Each computes
-  // S^T and dP^T for part of the queries, and they exchange the results.
+  // SPLIT warps share their keys. Each owns every SPLIT-th block of 16 columns of dK and dV. Each
+  // computes S^T and dP^T for part of the queries, and they exchange the results.
   static constexpr int BLOCK_N = Plan::WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int ROW_TILES = ROWS / 16;
@@ -48,7 +48,7 @@ struct DkdvConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(128) uint16_t v[BLOCK_N * HEAD_DIM_V];  // reused to stage dV
     Stage stage[Plan::STAGES];
     alignas(16) uint16_t p[SPLIT == 1 ? 8 : BLOCK_N * BLOCK_M];   // exchanged as A fragments
-    alignas(16) uint16_t ds[SPLIT == 1 ? 8 : BLOCK_N * BLOCK_M];  // the same
+    alignas(16) uint16_t ds[SPLIT == 1 ? 8 : BLOCK_N * BLOCK_M];  // exchanged like p
     DkdvWork work;
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

@@ -3,7 +3,7 @@
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
-// Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
+// Grid      x = key tile, (batch, kv head) pair of the chunk, group split.
 // Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim. P^T and dS^T stay in its
 //           registers as A operands. SPLIT > 1, as dK and dV of whole rows would take all
 //           registers: SPLIT warps own ROWS keys. Each computes S^T and dP^T for part of the

@@ -62,7 +62,7 @@ struct DkdvStep {
   int slot;                         // dS slot; -1: not stored
   int row0;                         // first query
   Operand<Config::HEAD_DIM> a_k;    // the warp's rows of K
-  Operand<Config::HEAD_DIM_V> a_v;  // and of V
+  Operand<Config::HEAD_DIM_V> a_v;  // the warp's rows of V
 
   __device__ __forceinline__ DkdvStep(const BwdParams& params, typename Config::Smem& shared,
                                       const DkdvTiles<Config>& where, const DkdvWarp<Config>& whose,
@@ -79,7 +79,7 @@ struct DkdvStep {
         a_v(Operand<Config::HEAD_DIM_V>::a(tiles.v + warp.row0 * Config::HEAD_DIM_V * 2)) {}
 
   // S^T = K @ Q.T                                        [ROWS, QUERIES] per warp
-  // P^T = exp2(S^T * scale - lse), with dropout the signs of dropped weights turned
+  // P^T = exp2(S^T * scale - lse), with dropout, dropped weights are negative
   template <ScoreMod SCORE_MOD>
   __device__ __forceinline__ void probabilities(Scores& pt, int sub, float scale_log2) const {
     constexpr int UNROLL = SCORE_MOD == ScoreMod::YES ? 2 : Config::UNROLL_S;
@@ -153,7 +153,7 @@ struct DkdvStep {
   }
 
  private:
-  // A weight without its mark.
+  // Returns a weight without the sign that marks it as dropped.
   __device__ __forceinline__ static float weight(float x) { return DROPS ? fabsf(x) : x; }
 
   __device__ __forceinline__ DropoutPlace dropout_place(int sub) const {

@@ -2,7 +2,7 @@
 //
 //   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dQ += dS @ K
 //
-// Grid      x = query tile, query head of the units.
+// Grid      x = query tile, query head of the (batch, kv head) pairs.
 // Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim. dS stays in its registers
 //           as the A operand. SPLIT > 1: SPLIT warps own ROWS queries. Each computes dS for part of
 //           the stage's keys, exchanges it through shared memory, and accumulates part of the

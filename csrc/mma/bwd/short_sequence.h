@@ -5,7 +5,7 @@
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q        dQ = dS @ K
 //
-// Grid      x = (batch, kv head) unit.
+// Grid      x = (batch, kv head) pair.
 // Block     4 warps. For each query head of the group, a warp owns 16 keys and then 16 queries.
 // Shared    K and V; Q, dO, lse, delta and dS^T of one query head.
 //

@@ -28,7 +28,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int KEY_TILES = WARP_KEYS / 8;        // 8-column tiles of a warp's S
   static constexpr bool V_IN_K = false;
   static constexpr bool IN_PAIRS = false;  // two blocks per work tile: mma/decode/pair.cuh
-  using Layout = SwizzledRows<HEAD_DIM>;   // of Q, K and V in shared memory
+  using Layout = SwizzledRows<HEAD_DIM>;   // layout of Q, K and V in shared memory
   using Splits = DecodeSplits<THREADS>;
   // Number of partial sums over the keys of a tile. The same for all WARPS_N, to get the same bits.
   static constexpr int PARTS = WARPS_N < 4 ? 4 : WARPS_N;

@@ -5,8 +5,8 @@
 // Block     As in mma/decode/kernel.cuh. The first block has the first half of the key blocks, the
 //           second block the others.
 // Shared    The same, and the partials of the second block's key blocks, which it stores to the
-//           first block's memory. The first block combines its own key blocks, then these, so in
-//           the order of the keys. The results are bit-identical to mma/decode/kernel.cuh and
+//           first block's memory. The first block combines its own key blocks and then these, which
+//           is the order of the keys. The results are bit-identical to mma/decode/kernel.cuh and
 //           core/decode_combine.h.
 #pragma once
 
@@ -48,7 +48,8 @@ struct BlockPair {
 
   __device__ __forceinline__ explicit BlockPair(Smem& smem_) : smem(smem_), rank(cluster_rank()) {}
 
-  // First key block of this block, and their number. There is no tile if place >= extent.tiles.
+  // Returns the cursor at the first key block of this block. There is no tile if place >=
+  // extent.tiles.
   __device__ __forceinline__ DecodeCursor first(const DecodeParams& p) const {
     const int tile = static_cast<unsigned>(blockIdx.x) / Config::CLUSTER;
     const int row_tile = tile / p.num_heads_kv;
