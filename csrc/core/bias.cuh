@@ -102,7 +102,7 @@ __device__ __forceinline__ void add_bias_rows(Accumulator<MT, NT>& s, const Bias
     }
 }
 
-// The same for S^T: keys along the rows.
+// Adds the bias to S^T, whose rows are keys.
 template <class Elements, class Put, int MT, int NT>
 __device__ __forceinline__ void add_bias_columns(Accumulator<MT, NT>& st, const BiasParams& p,
                                                  const BiasPlace& place, int seqlen_q,
@@ -132,7 +132,8 @@ __device__ __forceinline__ void add_bias_columns(Accumulator<MT, NT>& st, const 
     }
 }
 
-// Adds the bias of a call, if it has one. PAIRS: there is code for neighbours, too.
+// Adds the bias of a call, if it has one. PAIRS: also compile code that loads two adjacent keys at
+// once.
 template <class T, bool TRANSPOSED = false, class Put = AddBias, bool PAIRS = true, int MT, int NT>
 __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const BiasParams& p,
                                          const BiasPlace& place, int seqlen_q, int seqlen_k) {

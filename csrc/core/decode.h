@@ -7,10 +7,10 @@
 // Therefore the bits of a result depend on nothing else: not on the batch, the sequence's index in
 // it, the pages of its cache or the number of multiprocessors.
 //
-// The kernel for many heads of latent keys lacks the registers for O of a group and O of a key
-// block. It computes a whole group in one softmax, and O of the groups before rests in memory. With
-// groups of 1024 keys on an H200 that took a fifth of the time, and groups of 4096 leave
-// multiprocessors without work where there are few work tiles.
+// The kernel for many heads of latent keys has no registers for both O of a group and O of a key
+// block. It computes a whole group in one softmax, and keeps O of the previous groups in global
+// memory. Shorter groups would load and store that O more often. Longer groups would leave
+// multiprocessors idle if there are few work tiles.
 #pragma once
 
 #include "core/params.h"
@@ -19,8 +19,9 @@ namespace flash_dist {
 
 constexpr int KEY_BLOCK = 128;
 constexpr int GROUP_BLOCKS = 8;
-constexpr int LATENT_SOFTMAX_BLOCKS = 16;  // of latent keys, in tiles of 64 rows: a group
-constexpr int MOST_FEW_TILES = 64;  // work tiles, at most, for P of whose key blocks there is room
+// Key blocks per softmax of latent keys in tiles of 64 rows: one group.
+constexpr int LATENT_SOFTMAX_BLOCKS = 16;
+constexpr int MOST_FEW_TILES = 64;  // most work tiles for which P may be stored
 constexpr int PAGE_STEP = 16;       // contiguous keys in every cache
 
 // Where the keys of each batch entry are: rows [0, page) of cache entries. With block_table an
@@ -59,7 +60,7 @@ struct DecodeParams {
   int row_tiles;       // ceil(group * seqlen_q / block_rows): most per kv head
   int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
   int splits;          // of the key blocks of all sequences; a thread block computes one split
-  int tiles_differ;    // a tile has the key blocks its rows see, else all of its sequence
+  int tiles_differ;    // 1: a tile has only the key blocks that its rows see; 0: all
   int columns;         // compiled columns of a partial result
   int max_key_blocks;  // with more key blocks no work tile is split: partial_out would be too small
   float* partial_out;  // [partials, partial_rows, columns]
@@ -68,30 +69,31 @@ struct DecodeParams {
   Divisor by_group, by_tiles;  // filled in at the launch
 };
 
-// The same for latent keys in tiles of 64 rows. If work tiles are few, P of all tiles of keys may be
-// stored (sm90/mla/values.cuh).
+// Arguments for latent keys in tiles of 64 rows. If there are few work tiles, P of all their tiles of
+// keys may be stored (sm90/mla/values.cuh).
 struct LatentParams : DecodeParams {
-  int few_key_blocks;  // with at most so many P is stored; 0: never
+  int few_key_blocks;  // P is stored for at most this many; 0: never
   uint16_t* weights;   // [2 * few_key_blocks] tiles of P, as panels of 64 columns
   float2* tile_stats;  // [2 * few_key_blocks, 64] top and sum of their rows
 };
 
-// The most rows of a kv head of a sequence.
+// Returns the most rows that a kv head of a sequence can have.
 inline int most_rows(const DecodeParams& p) {
   const int few = p.seqlen_q < MORE_QUERIES ? p.seqlen_q : MORE_QUERIES;
   return p.group * (p.few_alone ? few : p.seqlen_q);
 }
 
-// Key blocks of a group, if one softmax is over so many.
+// Returns the key blocks of a group if one softmax covers softmax_blocks of them.
 constexpr int group_blocks(int softmax_blocks) {
   return softmax_blocks > GROUP_BLOCKS ? softmax_blocks : GROUP_BLOCKS;
 }
 
-// Partials per split in which O of the work tile is kept while a group is computed. Two, because
-// warps also store rows that do not exist (sm90/mla/rest.cuh).
+// Returns the partials per split in which O of the work tile is kept while a group is computed.
+// There are two, because warps also store rows that do not exist (sm90/mla/rest.cuh).
 constexpr int resting_partials(int softmax_blocks) { return softmax_blocks > 1 ? 2 : 0; }
 
-// Number of partials that a call needs if all sequences together have `key_blocks` key blocks.
+// Returns the number of partials that a call needs if all sequences together have `key_blocks` key
+// blocks.
 constexpr int64_t decode_partials(int64_t key_blocks, int64_t splits, int softmax_blocks = 1) {
   // For each split: its kept O, the partials of one split group, and those of its whole groups.
   const int group = group_blocks(softmax_blocks);

@@ -1,13 +1,16 @@
-// Combines the partials of work tiles that several splits have: key blocks of cut groups, then groups.
+// Combines the partials of work tiles that several splits share: first the key blocks of shared
+// groups, then the groups.
 //
-// Grid      x = work tile, or, if there are fewer, split whose end cuts a work tile that begins in it;
+// Grid      x = work tile; or split, if there are fewer splits: the one in which a shared work tile
+//           begins;
 //           y = some rows and columns of the work tile.
-// Warp      32, 64 or 128 columns of a row. First a lane is a group: it finds the partials of its group
-//           and computes their factors, for which it needs the tops alone. Then a lane is a column: it
+// Warp      32, 64 or 128 columns of a row. First each lane has one group: it finds the group's
+//           partials and computes their factors from their tops. Then each lane has columns: it
 //           reads many partials at once and combines them. Tops and the first partials are loaded
 //           together.
-// Block     With more blocks than pieces, the warps of a block share the groups of one piece: each
-//           combines some in shared memory, and one warp combines the results.
+// Block     If there are more blocks than pieces, the warps of a block share the groups of one
+//           piece: each warp combines some groups into shared memory, and one warp combines these
+//           results.
 #pragma once
 
 #include "core/combine.cuh"
@@ -23,10 +26,10 @@
 namespace flash_dist {
 
 // Launches blocks of Config's size, which may start before the previous kernel ends (programmatic
-// dependent launch, ptx/barrier.cuh). The kernel must call wait_for_previous() before it reads what others
-// wrote. NOTE: only for a kernel of little shared memory. A multiprocessor chooses its shared-memory size
-// when it is idle: a kernel that needs most of it, and starts beside blocks of a small one, may get one
-// block per multiprocessor where three fit.
+// dependent launch, ptx/barrier.cuh). The kernel must call wait_for_previous() before it reads what
+// other kernels wrote. NOTE: use it only for a kernel with little shared memory. A multiprocessor
+// chooses its shared-memory size while it is idle. If a kernel that needs most of it starts beside
+// blocks of a small one, it may get one block per multiprocessor instead of three.
 template <class Config>
 cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
                           cudaStream_t stream) {
@@ -43,13 +46,13 @@ cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
   }
 }
 
-// The partials of a group: one, or one for each key block, which follow each other. count 0: there
-// is no such group.
+// The partials of a group: one for the whole group, or one per key block, which are adjacent. count
+// 0: the group does not exist.
 struct GroupPartials {
   int first = 0, count = 0;
 
   GroupPartials() = default;
-  // at: the first key block of the work tile. number: of the group in the tile.
+  // at: the cursor at the first key block of the work tile. number: the group's number in the tile.
   template <class Splits>
   __device__ __forceinline__ GroupPartials(const DecodeParams& p, const Splits& splits,
                                            DecodeCursor at, int number) {
@@ -71,11 +74,12 @@ struct GroupPartials {
   }
 };
 
-// The partials that a warp combines one after the other, those of each lane's group together.
+// The partials that a warp combines one after the other. The partials of each lane's group are
+// adjacent.
 struct CombineSlots {
   static constexpr int COUNT = 64;
-  // Where the row of a partial is, in pieces of 32 columns. Before read(): its number among all
-  // rows, and ~ of it for the last partial of a group.
+  // The place of a partial's row, in units of 32 columns. Before read(): the number of the row
+  // among all rows of all partials, and its complement (~) for the last partial of a group.
   int places[COUNT];
   // keep and add (core/combine.cuh) of a partial in its group. Before combine_stats(): its top and
   // sum.
@@ -85,14 +89,15 @@ struct CombineSlots {
   __device__ __forceinline__ void place(const GroupPartials& own, int first, int rows, int row) {
 #pragma unroll 1
     for (int i = 0; i < own.count; ++i) {
-      // NOTE: fits 32 bits, as do pieces: a row takes at least 128 bytes.
+      // NOTE: this fits 32 bits, as does the place in units of 32 columns: a row takes at least 128
+      // bytes.
       const int at = (own.first + i) * rows + row;
       places[first + i] = i + 1 == own.count ? ~at : at;
     }
   }
-  // Reads top and sum of the partials into lanes, every 32nd slot to a lane. Slots left over read
-  // some partial and are not used. Returns which slots are the last of their groups, a bit for
-  // each.
+  // Reads top and sum of the partials to registers: each lane reads every 32nd slot. Slots without
+  // a partial read some partial, whose values are not used. Returns a bit per slot, set for the
+  // last partial of each group.
   __device__ __forceinline__ uint64_t read(float2 (&stats)[COUNT / 32], const DecodeParams& p,
                                            int partials) {
     const int lane = threadIdx.x % 32;
@@ -139,7 +144,7 @@ struct CombineSlots {
   }
 };
 
-// WHOLE_GROUPS: groups of a warp in combine_by_block() if each has one partial.
+// WHOLE_GROUPS: groups per warp in combine_by_block() if each group has one partial.
 template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int SOFTMAX_BLOCKS,
           int WHOLE_GROUPS_ = 8>
 struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
@@ -147,7 +152,7 @@ struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Splits = DecodeSplits<WARPS * 32, SOFTMAX_BLOCKS>;
   static constexpr int BLOCK_ROWS = 1;
   // NOTE: little shared memory, so that blocks start beside those of the previous kernel.
-  static constexpr int WARP_GROUPS = 8;  // of a warp in combine_by_block()
+  static constexpr int WARP_GROUPS = 8;  // groups per warp in combine_by_block()
   static constexpr int WHOLE_GROUPS = WHOLE_GROUPS_;
   static_assert(WARP_GROUPS * Splits::GROUP_PARTIALS <= CombineSlots::COUNT);
   static_assert(WARP_GROUPS <= WHOLE_GROUPS && WHOLE_GROUPS <= 32);
@@ -164,9 +169,9 @@ struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
       Together together;
     };
     typename Splits::Smem counts;
-    Splits splits;               // in shared memory, as is the cursor: registers are few
+    Splits splits;               // in shared memory, like the cursor, to save registers
     DecodeCursor at;             // the first key block of the work tile
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
 };
@@ -182,7 +187,7 @@ using MlaCombineSm90Config =
     DecodeCombineConfigOf<MlaCombineSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
                           HEAD_DIM_V, LATENT_SOFTMAX_BLOCKS>;
 
-// The greatest top of the lanes before this one.
+// Returns the greatest top of the lanes before this one.
 __device__ __forceinline__ float top_before(float top) {
   const int lane = threadIdx.x % 32;
   float before = __shfl_up_sync(0xffffffffu, top, 1);
@@ -195,7 +200,7 @@ __device__ __forceinline__ float top_before(float top) {
   return before;
 }
 
-// WIDTH columns of a row.
+// The WIDTH columns of a row that a lane has.
 template <int WIDTH>
 struct Columns {
   float x[WIDTH] = {};
@@ -217,14 +222,14 @@ struct Columns {
   }
 };
 
-// A row of a work tile over the groups so far: top and sum, and the columns of this lane.
+// A row of a work tile, combined over the groups so far: top, sum and the columns of this lane.
 template <int WIDTH>
 struct CombinedTile {
   float top = -INFINITY, sum = 0.0f;
   Columns<WIDTH> out;
 
-  // The factors (x: keep, y: add) of this lane's group behind the groups of the lanes before it,
-  // and its sum (z). Advances top past the groups of all lanes.
+  // Returns the factors (x: keep, y: add) with which this lane's group is combined after the groups
+  // of the lanes before it, and the group's sum (z). Raises top to include the groups of all lanes.
   __device__ __forceinline__ float4 next_steps(float group_top, float group_sum) {
     const Combine combine(fmaxf(top, top_before(group_top)), group_top);
     top = __shfl_sync(0xffffffffu, combine.top, 31);
@@ -234,7 +239,7 @@ struct CombinedTile {
     sum = add_scaled(sum, steps.z, steps.x, steps.y);
     out.combine(group, steps.x, steps.y);
   }
-  // Combines the groups for which `ends` has a bit.
+  // Combines the groups whose bit in `ends` is set.
   template <int COUNT>
   __device__ __forceinline__ void combine(const Columns<WIDTH> (&groups)[COUNT],
                                           const float4* steps, unsigned ends) {
@@ -252,19 +257,18 @@ struct CombinedTile {
   }
 };
 
-// Combines the partials of the lanes' groups, as many groups as fit the slots, and returns their
-// number. columns: of this lane, in row 0 of partial 0.
-// know(top, sum, slot) gets top and sum of the lane's group and the slot of its last partial, or
-// -1, while partials are loaded. take(number, slot, ends, columns) gets the columns of some slots
-// from `slot` on. Where `ends` has a bit, they are those of a whole group, counted from `number`
-// on.
+// Combines the partials of the lanes' groups, for as many groups as fit in the slots, and returns
+// their number. columns: this lane's columns of row 0 of partial 0. While partials are loaded,
+// calls know(top, sum, slot) with top and sum of the lane's group and the slot of its last partial,
+// or -1. Then calls take(number, slot, ends, columns) with the combined columns of several slots
+// from `slot` on. Where a bit of `ends` is set, the columns are those of a complete group; these
+// groups are counted from `number` on.
 template <class Config, int WIDTH, class Know, class Take>
 __device__ __forceinline__ int combine_groups(const DecodeParams& p, CombineSlots& slots,
                                               GroupPartials own, int row, const float* columns,
                                               const Know& know, const Take& take) {
-  constexpr int AT_ONCE = 16 / WIDTH;  // as registers permit
-  const int end =
-      sum_until(own.count);  // of the partials of this lane's group, among those of all lanes
+  constexpr int AT_ONCE = 16 / WIDTH;    // limited by registers
+  const int end = sum_until(own.count);  // end of this lane's partials among those of all lanes
   const int groups = __popc(__ballot_sync(0xffffffffu, end <= CombineSlots::COUNT));
   const int count = __shfl_sync(0xffffffffu, end, groups - 1);
   if (count == 0) return groups;
@@ -291,7 +295,7 @@ __device__ __forceinline__ int combine_groups(const DecodeParams& p, CombineSlot
       __syncwarp();
     }
     const auto ends = static_cast<unsigned>(lasts >> first);
-    float2 factors[AT_ONCE];  // loaded first, so that no read waits for another
+    float2 factors[AT_ONCE];  // loaded first, so that no load waits for another
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) factors[j] = slots.factors[first + j];
 #pragma unroll
@@ -335,7 +339,7 @@ __device__ __forceinline__ void store_columns(const DecodeParams& p, const Decod
   }
 }
 
-// Combines 32 * WIDTH columns of a row, by a warp. own: the group of this lane among the first 32.
+// Combines 32 * WIDTH columns of a row in one warp. own: this lane's group among the first 32.
 template <class Config, int WIDTH>
 __device__ __forceinline__ void combine_by_warp(const DecodeParams& p, typename Config::Smem& smem,
                                                 GroupPartials own, int piece) {
@@ -362,7 +366,7 @@ __device__ __forceinline__ void combine_by_warp(const DecodeParams& p, typename 
   store_columns<Config>(p, smem.at, tile, row, column);
 }
 
-// Combines the groups that the warps of a block have stored, in order, by one warp.
+// Combines, in order and in one warp, the groups that the warps of a block have stored.
 template <class Together>
 __device__ __forceinline__ void combine_shared(CombinedTile<1>& tile, Together& shared,
                                                int groups) {
@@ -382,7 +386,7 @@ __device__ __forceinline__ void combine_shared(CombinedTile<1>& tile, Together& 
   }
 }
 
-// Groups of each warp in combine_by_block().
+// Returns the number of groups per warp in combine_by_block().
 template <class Config>
 __device__ __forceinline__ int groups_of_warp(const typename Config::Smem& smem) {
   int most = Config::WARP_GROUPS;
@@ -393,7 +397,7 @@ __device__ __forceinline__ int groups_of_warp(const typename Config::Smem& smem)
   return min((groups + Config::WARPS - 1) / Config::WARPS, most);
 }
 
-// Combines 32 columns of a row, by a block. own: the group of this lane among the first.
+// Combines 32 columns of a row in one block. own: this lane's group among the first ones.
 template <class Config>
 __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename Config::Smem& smem,
                                                  GroupPartials own, int piece) {
@@ -407,11 +411,11 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   CombinedTile<1> tile;
 #pragma unroll 1
   for (int first = 0; first < groups; first += Config::WARPS * each) {
-    const int own_first = warp * each;  // among the groups in shared memory
+    const int own_first = warp * each;  // index in shared memory
     if (first > 0) {
       own = lane < each ? GroupPartials(p, smem.splits, smem.at, first + own_first + lane)
                         : GroupPartials();
-      __syncthreads();  // warp 0 has combined the groups before
+      __syncthreads();  // warp 0 has combined the previous groups
     }
     combine_groups<Config, 1>(
         p, smem.slots[warp], own, row, p.partial_out + column,
@@ -432,8 +436,8 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   if (warp == 0) store_columns<Config>(p, smem.at, tile, row, column);
 }
 
-// Combines the pieces of the block. Pieces are as wide as lets every warp have one, and a block has
-// a piece to itself if there are enough blocks.
+// Combines the pieces of the block. Pieces are widened only as far as every warp still gets one. If
+// there are enough blocks, a whole block combines one piece.
 template <class Config>
 __device__ __forceinline__ void combine_pieces(const DecodeParams& p, typename Config::Smem& smem) {
   using Target = typename Config::Target;
@@ -470,8 +474,9 @@ __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
-  // NOTE: the inputs of the previous kernel were there before it started; its partials are not.
-  // Every block waits for them, even one that reads none, so that the next kernel waits for both.
+  // NOTE: the inputs of the previous kernel were complete before it started, but its partials are
+  // not. Every block waits for these partials, even if it reads none, so that the next kernel waits
+  // for both kernels.
   const typename Config::Splits splits(p, smem.counts);
   const bool by_tile = p.batch * p.row_tiles * p.num_heads_kv <= p.splits;
   const int end = by_tile ? 0 : splits.begin(blockIdx.x + 1);
@@ -496,7 +501,8 @@ __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   combine_pieces<Config>(p, smem);
 }
 
-// Tiles of 16 rows may store partials of key blocks, which this kernel does not read.
+// Refuses tiles of 16 rows, which may store partials of key blocks: this kernel does not read
+// those.
 template <class Config>
 const char* refuse_mla_combine_sm90(const void* params) {
   const auto& p = *static_cast<const DecodeParams*>(params);

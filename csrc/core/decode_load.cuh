@@ -9,28 +9,28 @@
 
 namespace flash_dist {
 
-// Starts the copies of a split, one tile a call: the tiles of K of a key block, then those of V if
-// V is not in K. Addresses of the next key block are read from the tables while this one is loaded:
-// lane c of each warp has that of the 16 keys with number c, which lie together.
+// Starts the copies of a split, one tile per call: the tiles of K of a key block, then those of V
+// unless V is part of K. While a key block is loaded, the addresses of the next one are read from
+// the tables: lane c of each warp has the address of the c-th run of 16 keys, which are contiguous.
 template <class Config>
 class KeyBlockLoader {
   using Target = typename Config::Target;
   static constexpr int BLOCK_N = Config::BLOCK_N;
   static constexpr int PIECES = KEY_BLOCK / PAGE_STEP;
   static constexpr int COPIES =
-      Config::V_IN_K ? Config::TILES : 2 * Config::TILES;  // of a key block
+      Config::V_IN_K ? Config::TILES : 2 * Config::TILES;  // copies per key block
   using Layout = typename Config::Layout;
   static constexpr int LANES = lanes_per_row(Layout::CHUNKS, Config::LOADERS);
-  static constexpr int ROWS = Config::LOADERS / LANES;  // in a pass
+  static constexpr int ROWS = Config::LOADERS / LANES;  // rows per pass
   static constexpr int PASSES = BLOCK_N / ROWS;
-  static constexpr int CHUNKS = Layout::CHUNKS / LANES;  // of a row, of this thread
+  static constexpr int CHUNKS = Layout::CHUNKS / LANES;  // chunks of a row per thread
   static_assert(BLOCK_N % ROWS == 0 && (PAGE_STEP % ROWS == 0 || ROWS % PAGE_STEP == 0));
 
  public:
   using Cursor = std::conditional_t<Config::KEEPS_CURSORS, DecodeCursor&, DecodeCursor>;
 
-  // at: the first key block of the split. With KEEPS_CURSORS it is a place in shared memory.
-  // key_blocks: of the split.
+  // at: the first key block of the split; with KEEPS_CURSORS, a variable in shared memory.
+  // key_blocks: the number of key blocks of the split.
   __device__ __forceinline__ KeyBlockLoader(const DecodeParams& p, Cursor at, int key_blocks)
       : next_(at), waiting_(key_blocks), tile_(COPIES) {
     find_next(p);
@@ -82,12 +82,12 @@ class KeyBlockLoader {
     }
   }
 
-  // Copies keys [key0, key0 + BLOCK_N) of the key block, as zeros where they do not exist.
+  // Copies keys [key0, key0 + BLOCK_N) of the key block. Keys that do not exist become zeros.
   __device__ __forceinline__ void copy(uint32_t stage, const uint16_t* head, int64_t offset,
                                        int64_t row_stride, int key0, int columns) const {
     const int row = thread() / LANES;
     const int lane = thread() % LANES;
-    const int piece = ROWS > PAGE_STEP ? row / PAGE_STEP : 0;  // of the 16 keys of a pass
+    const int piece = ROWS > PAGE_STEP ? row / PAGE_STEP : 0;  // run of 16 keys in a pass
     const int64_t own = (row - piece * PAGE_STEP) * row_stride + lane * 8;
     uint4 staged[Target::HAS_CP_ASYNC ? 1 : PASSES * CHUNKS];
 #pragma unroll
@@ -119,15 +119,15 @@ class KeyBlockLoader {
   }
 
   Cursor next_;
-  int waiting_;                // key blocks that are not begun
-  int next_entry_, next_row_;  // of this lane's 16 keys of the next key block
-  int entry_, row_;            // of those of the key block that is loaded
-  int tile_, head_;            // of the key block that is loaded
-  int skipped_;                // its first keys, which no query sees
-  unsigned visible_;           // number of keys behind those
+  int waiting_;                // key blocks that are not started
+  int next_entry_, next_row_;  // place of this lane's 16 keys in the next key block
+  int entry_, row_;            // place of those in the key block being loaded
+  int tile_, head_;            // next tile, and kv head, of that key block
+  int skipped_;                // number of its first keys that no query sees
+  unsigned visible_;           // number of its visible keys after those
 };
 
-// A ring of tiles of K and V in shared memory. The copies to all stages but one are under way.
+// A ring of tiles of K and V in shared memory. The copies to all stages but one are in flight.
 template <class Config>
 class KvRing {
   using Target = typename Config::Target;
@@ -145,7 +145,8 @@ class KvRing {
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) fetch(p, i);
   }
-  // Waits for the next tile. All threads have read the tile before, so its stage is filled again.
+  // Waits for the next tile. All threads have read the previous tile by then, so its stage is
+  // filled again.
   __device__ __forceinline__ uint32_t next(const DecodeParams& p) {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<STAGES - 2>();
     __syncthreads();

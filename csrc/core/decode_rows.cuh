@@ -13,8 +13,8 @@
 
 namespace flash_dist {
 
-// The rows and columns of a work tile that a warp has: 16 rows from row0 on. WARPS_N warps share
-// them, of which it is number warp_n.
+// The rows and columns of a work tile that belong to a warp: 16 rows from row0 on. WARPS_N warps
+// share these rows; warp_n is this warp's index among them.
 template <class Config_>
 struct WarpPlace {
   using Config = Config_;
@@ -23,22 +23,24 @@ struct WarpPlace {
   __device__ __forceinline__ WarpPlace()
       : row0(static_cast<int>(threadIdx.x) / 32 / Config::WARPS_N * 16),
         warp_n(static_cast<int>(threadIdx.x) / 32 % Config::WARPS_N) {}
-  // The two rows of this lane, h = 0 or 1.
+  // Returns the first or second row of this lane (h = 0 or 1).
   __device__ __forceinline__ int row(int h) const {
     return row0 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
   }
-  // The first of two neighbouring columns of O in x[0][n]. Warps take blocks of 16 columns in turn.
+  // Returns the first of the two adjacent columns of O in x[0][n]. Blocks of 16 columns go to the
+  // warps round-robin.
   __device__ __forceinline__ int column(int n) const {
     return (n / 2 * Config::WARPS_N + warp_n) * 16 + n % 2 * 8 +
            static_cast<int>(threadIdx.x) % 4 * 2;
   }
-  // Whether this lane writes top and sum of its rows.
+  // Tells if this lane writes top and sum of its rows.
   __device__ __forceinline__ bool writes_stats() const {
     return warp_n == 0 && threadIdx.x % 4 == 0;
   }
 };
 
-// O of some keys, top and sum: 16 rows, of which a lane holds two, and the columns of the warp.
+// The partial result over some keys: O, top and sum of 16 rows, two per lane, in the columns of the
+// warp.
 template <int OT>
 struct Partial {
   Accumulator<1, OT> out;
@@ -65,7 +67,7 @@ struct Partial {
   }
 };
 
-// The keys that the two rows of a lane see.
+// The ranges of keys that the two rows of a lane see.
 struct TileRows {
   int begin[2], end[2];
 
@@ -83,18 +85,18 @@ struct TileRows {
     }
   }
 
-  // The keys that both rows see.
+  // Returns the keys that both rows see.
   __device__ __forceinline__ int2 common_keys() const {
     return {max(begin[0], begin[1]), min(end[0], end[1])};
   }
-  // Whether all rows of the warp see all keys of the key block.
+  // Tells if all rows of the warp see all keys of the key block.
   __device__ __forceinline__ bool all_visible(int key0) const {
     return all_visible(common_keys(), key0);
   }
   __device__ __forceinline__ static bool all_visible(int2 keys, int key0) {
     return __all_sync(0xffffffffu, keys.x <= key0 && key0 + KEY_BLOCK <= keys.y);
   }
-  // Sets masked scores to -inf. S: keys from key0 on.
+  // Sets masked scores to -inf. The first column of s is key key0.
   template <int NT>
   __device__ __forceinline__ void mask(Accumulator<1, NT>& s, int key0) const {
 #pragma unroll
@@ -107,7 +109,8 @@ struct TileRows {
   }
 };
 
-// Soft cap and ALiBi (core/scores.cuh) on two rows of a lane, whose heads may differ.
+// Applies soft cap and ALiBi (core/scores.cuh) to the two rows of a lane, which may belong to
+// different heads.
 struct TileScores {
   float slope[2];
   int diagonal[2];  // key at distance 0, counted from the bottom right
@@ -124,7 +127,7 @@ struct TileScores {
       diagonal[h] = query + shift;
     }
   }
-  // S: keys from key0 on.
+  // Modifies the scores s, whose first column is key key0.
   template <int NT>
   __device__ __forceinline__ void apply_score_mod(Accumulator<1, NT>& s, const DecodeParams& p,
                                                   int key0) const {
@@ -147,8 +150,8 @@ struct TileScores {
   }
 };
 
-// The queries of a work tile, loaded to registers, perhaps while another tile is computed, and then
-// stored to shared memory.
+// The queries of a work tile: loaded to registers, possibly while another tile is computed, and
+// later stored to shared memory.
 template <class Config>
 struct QueryLoader {
   using Layout = typename Config::Layout;
@@ -200,9 +203,9 @@ __device__ __forceinline__ void store_partial(const DecodeParams& p, const Parti
   }
 }
 
-// Combines a key block with its group, or stores the partials: of the key block if the group is
-// cut, of a complete group if only the work tile is. Returns whether the group is complete and the
-// work tile is in the split.
+// Combines a key block with its group, or stores partials: that of the key block if splits share
+// the group, that of a complete group if splits share only the work tile. Returns true if the group
+// is complete and the whole work tile is in this split.
 template <class Config, int OT, class Splits>
 __device__ __forceinline__ bool take_key_block(const DecodeParams& p, const Splits& splits,
                                                const DecodeCursor& at, SplitBounds bounds,
@@ -253,8 +256,8 @@ __device__ __forceinline__ void store_result(const DecodeParams& p, const Partia
   }
 }
 
-// Zeroes out and sets lse to -inf for packed rows that belong to no sequence and that no other
-// kernel writes.
+// Fills packed rows that belong to no sequence and that no other kernel writes: out with zeros, lse
+// with -inf.
 template <class Config>
 __device__ __forceinline__ void fill_uncovered(const DecodeParams& p) {
   for (int number = blockIdx.x; number < p.batch; number += gridDim.x) {

@@ -1,16 +1,17 @@
-// Which key blocks a thread block computes: its split of the work.
+// Finds the key blocks that a thread block computes: its split of the work.
 //
-// A work tile is block_rows rows of a kv head of a batch entry, and the key blocks of which any of
-// these rows sees a key. The key blocks of all work tiles, one tile behind the other, are cut into
-// equal splits, one for each thread block (stream-K). The host need not know how long a sequence
-// is.
+// A work tile is block_rows rows of one kv head of one batch entry, together with the key blocks
+// that any of these rows sees. The key blocks of all work tiles are put in one sequence, tile after
+// tile, and cut into equal splits, one per thread block (stream-K). The host need not know the
+// lengths of the sequences.
 //
-// A work tile that lies in one split is finished there. Of others a split stores partials: one for
-// each whole group, and one for each key block of a group that is cut. core/decode_combine.h
-// combines them.
+// If a work tile lies within one split, that split computes its final result. Otherwise each split
+// stores partials of its part of the tile: one per complete group, and one per key block of a group
+// that splits share. core/decode_combine.h combines the partials.
 //
-// Grain says what is never cut: a key block, a group or a work tile. It belongs to the split that
-// its first key block lies in. Longer splits may cost less than to store and combine more partials.
+// Grain names what is never cut: a key block, a group or a work tile. Such a piece belongs to the
+// split that contains its first key block. Splits of larger pieces differ more in length, but that
+// may cost less than storing and combining more partials.
 #pragma once
 
 #include <type_traits>
@@ -25,8 +26,8 @@
 
 namespace flash_dist {
 
-// The keys of a batch entry, counted from its first behind the left padding. In packed sequences
-// leftpad is where the sequence begins.
+// The keys of a batch entry, counted from the first one after the left padding. For packed
+// sequences leftpad is the first key of the sequence.
 struct CacheKeys {
   int seqlen, leftpad;
 
@@ -47,11 +48,11 @@ struct CacheKeys {
   }
 };
 
-// Where a key lies: a row of an entry of the cache.
+// The place of a key: an entry of the cache, and a row in it.
 struct CachePlace {
   int entry, row;
 
-  // key: counted from the cache's begin, below its capacity.
+  // key: counted from the start of the cache of the batch entry, and less than its capacity.
   __device__ __forceinline__ CachePlace(const CacheParams& p, int batch, int key) {
     if (p.block_table != nullptr) {
       const int page = divide(key, p.by_page);
@@ -65,13 +66,12 @@ struct CachePlace {
   }
 };
 
-// A tile of rows of a batch entry, the same for each kv head. place: its number in the order of
-// computation. Numbers go up to row_tiles for every entry; an entry with fewer tiles has the first
-// ones.
+// A tile of rows of a batch entry, for every kv head. place: its number in the order of
+// computation, below row_tiles. An entry with fewer tiles uses the first numbers.
 struct RowTile {
   int batch, place;
 
-  // number: counted as if all entries had row_tiles tiles.
+  // number: counts row_tiles tiles for every batch entry.
   __device__ __forceinline__ static RowTile at(const DecodeParams& p, int number) {
     const int batch = divide(number, p.by_tiles);
     return {batch, number - batch * p.row_tiles};
@@ -81,13 +81,13 @@ struct RowTile {
   }
 };
 
-// The key blocks [first, end) of a row tile. Where tiles are few they are those of the whole
-// sequence: a key block of which no row sees a key changes no bit.
+// The key blocks [first, end) of a row tile. Without tiles_differ they are those that any query of
+// the sequence sees: a key block that no row sees changes no bit.
 struct DecodeExtent {
-  int q0, seqlen_q;                // of the queries
-  int tiles;                       // that the batch entry has; 0: there is nothing to compute
-  int shift;                       // of the diagonal: query i is at key i + shift
-  int leftpad;                     // before the keys
+  int q0, seqlen_q;                // queries of the batch entry
+  int tiles;                       // tiles of the batch entry; 0: nothing to compute
+  int shift;                       // query i is on the diagonal at key i + shift
+  int leftpad;                     // see CacheKeys
   int visible_begin, visible_end;  // keys that any row sees
   int first, end;
 
@@ -115,10 +115,10 @@ struct DecodeExtent {
     visible_end = p.right >= UNBOUNDED ? keys.seqlen : among(shift + last + p.right + 1);
     first = visible_begin / KEY_BLOCK;
     end = max((visible_end + KEY_BLOCK - 1) / KEY_BLOCK,
-              first + 1);  // without keys: one that is empty
+              first + 1);  // without keys: one empty block
   }
-  // Tiles that differ are taken from both ends in turn. Later queries may see more keys, so each
-  // split gets long and short tiles.
+  // If tiles differ, they are taken alternately from both ends. Later queries may see more keys, so
+  // each split gets long and short tiles.
   __device__ __forceinline__ int tile_at(const DecodeParams& p, int place) const {
     return !p.tiles_differ ? place : place % 2 == 0 ? place / 2 : tiles - 1 - place / 2;
   }
@@ -126,13 +126,13 @@ struct DecodeExtent {
   __device__ __forceinline__ int rows(const DecodeParams& p) const { return p.group * seqlen_q; }
 };
 
-// Of GROUP key blocks.
+// Returns the number of groups of GROUP key blocks.
 template <int GROUP>
 __device__ __forceinline__ int count_groups(const DecodeExtent& extent) {
   return (extent.end - 1) / GROUP + 1 - extent.first / GROUP;
 }
 
-// lse of a row, and the factor that normalizes its out.
+// The lse of a row, and the factor that normalizes its out.
 struct RowEnd {
   float lse, inverse;
 
@@ -142,15 +142,15 @@ struct RowEnd {
   }
 };
 
-// A place among the key blocks of all work tiles. The heads of a row tile follow each other, so
-// that the heads of a page are read together.
+// A position among the key blocks of all work tiles. The kv heads of a row tile are adjacent, so
+// that all heads of a page are read together.
 struct DecodeCursor {
   int batch, place, head, key_block;
   DecodeExtent extent;
-  int position;  // among all key blocks
+  int position;  // index among all key blocks
 
   DecodeCursor() = default;
-  // base: the position of the tile's first key block.
+  // base: the index of the row tile's first key block, for its first kv head.
   __device__ __forceinline__ DecodeCursor(const DecodeParams& p, RowTile own, int base,
                                           int position_)
       : batch(own.batch), place(own.place), extent(p, own), position(position_) {
@@ -168,7 +168,7 @@ struct DecodeCursor {
     key_block = extent.first;
   }
 
-  // The first row of its tile.
+  // Returns the first row of its tile.
   __device__ __forceinline__ int row0(const DecodeParams& p) const {
     return extent.tile_at(p, place) * p.block_rows;
   }
@@ -177,7 +177,8 @@ struct DecodeCursor {
     return position - (key_block - extent.first);
   }
   __device__ __forceinline__ int tile_end() const { return tile_begin() + extent.key_blocks(); }
-  // Of groups of GROUP key blocks.
+  // group_begin, group_end: the index of the first key block of the group of GROUP key blocks, and
+  // the index after its last one.
   template <int GROUP = GROUP_BLOCKS>
   __device__ __forceinline__ int group_begin() const {
     return position - (key_block - max(key_block / GROUP * GROUP, extent.first));
@@ -186,12 +187,13 @@ struct DecodeCursor {
   __device__ __forceinline__ int group_end() const {
     return position + (min((key_block / GROUP + 1) * GROUP, extent.end) - key_block);
   }
-  // Where the last group of the tile begins.
+  // Returns the index at which the last group of the tile begins.
   template <int GROUP = GROUP_BLOCKS>
   __device__ __forceinline__ int last_group() const {
     return tile_end() - (extent.end - max((extent.end - 1) / GROUP * GROUP, extent.first));
   }
-  // Where the last partial of the key blocks [begin, end) of the tile begins.
+  // Returns the index at which the last softmax of the key blocks [begin, end) of the tile begins:
+  // that of their last partial.
   template <int SOFTMAX_BLOCKS>
   __device__ __forceinline__ int last_partial(int begin, int end) const {
     return position + (max((end - 1) / SOFTMAX_BLOCKS * SOFTMAX_BLOCKS, begin) - key_block);
@@ -209,14 +211,14 @@ struct DecodeCursor {
   }
 };
 
-// Stores a cursor, which is the same in all lanes of a warp, to the warp's place in shared memory.
+// Stores a cursor, which is equal in all lanes of a warp, to the warp's variable in shared memory.
 __device__ __forceinline__ void set_cursor(DecodeCursor& kept, const DecodeCursor& at) {
-  __syncwarp();  // all have read the one before
+  __syncwarp();  // all lanes have read the previous one
   if (threadIdx.x % 32 == 0) kept = at;
   __syncwarp();
 }
 
-// Advances a cursor. KEPT: it is in shared memory, one for each warp.
+// Advances a cursor. KEPT: the cursor is in shared memory, one per warp.
 template <bool KEPT>
 __device__ __forceinline__ void advance_cursor(const DecodeParams& p, DecodeCursor& at) {
   if constexpr (KEPT) {
@@ -228,7 +230,7 @@ __device__ __forceinline__ void advance_cursor(const DecodeParams& p, DecodeCurs
   }
 }
 
-// The positions [begin, end) of a split.
+// The key blocks [begin, end) of a split, by index.
 struct SplitBounds {
   int begin, end;
 
@@ -240,7 +242,7 @@ struct SplitBounds {
   }
 };
 
-// The sum of the numbers of this lane and of those before it.
+// Returns the sum of the numbers of this lane and of all lanes before it.
 __device__ __forceinline__ int sum_until(int number) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -251,16 +253,16 @@ __device__ __forceinline__ int sum_until(int number) {
   return number;
 }
 
-// What is never cut between splits.
+// The pieces that splits never cut.
 enum class Grain { KEY_BLOCK, GROUP, TILE };
 
-// The splits of all key blocks. If they cannot be equal, the first ones have one key block more.
-// Constructed by all THREADS threads of a block. SOFTMAX_BLOCKS: key blocks of one softmax, 1 or
-// those of a group.
+// The splits of all key blocks. If they cannot have equal lengths, the first ones have one key
+// block more. All THREADS threads of a block construct it together. SOFTMAX_BLOCKS: key blocks per
+// softmax, 1 or those of a group.
 template <int THREADS, int SOFTMAX_BLOCKS = 1>
 struct DecodeSplits {
   static constexpr int OF_SOFTMAX = SOFTMAX_BLOCKS;
-  static constexpr int GROUP = group_blocks(SOFTMAX_BLOCKS);  // key blocks
+  static constexpr int GROUP = group_blocks(SOFTMAX_BLOCKS);  // key blocks of a group
   static constexpr int GROUP_PARTIALS = GROUP / SOFTMAX_BLOCKS;
   static constexpr int RESTING = resting_partials(SOFTMAX_BLOCKS);
   struct Lengths {
@@ -300,14 +302,15 @@ struct DecodeSplits {
   __device__ __forceinline__ int begin(int split) const {
     return split * each_ + min(split, more_);
   }
-  // The split that a key block lies in.
+  // Returns the split that contains a key block.
   __device__ __forceinline__ int owner(int position) const {
-    const int longer = more_ * (each_ + 1);  // key blocks of those with one more
+    const int longer = more_ * (each_ + 1);  // key blocks in the longer splits
     if (position < longer) return static_cast<unsigned>(position) / (each_ + 1u);
     return more_ + static_cast<unsigned>(position - longer) / static_cast<unsigned>(each_);
   }
 
-  // The cursor at a position below total. Called by all threads, after any earlier result was read.
+  // Returns the cursor at index `position`, which is below total. All threads must call it, after
+  // they have read any earlier result.
   __device__ __forceinline__ DecodeCursor find(const DecodeParams& p, Smem& smem,
                                                int position) const {
     if (before_ <= position && position < before_ + mine_) {
@@ -321,8 +324,9 @@ struct DecodeSplits {
     __syncthreads();
     return DecodeCursor(p, smem.tile, smem.base, position);
   }
-  // The cursor at the first key block of a work tile, counted as if all batch entries had row_tiles
-  // tiles; likewise. The entry may not have the tile: then place >= extent.tiles.
+  // Returns the cursor at the first key block of work tile `number`, which counts row_tiles tiles
+  // for every batch entry. All threads must call it, like find(). If the entry has no such tile,
+  // place >= extent.tiles.
   __device__ __forceinline__ DecodeCursor find_tile(const DecodeParams& p, Smem& smem,
                                                     int number) const {
     const int tile = number / p.num_heads_kv;
@@ -339,16 +343,17 @@ struct DecodeSplits {
     return DecodeCursor(p, smem.tile, smem.base, smem.base + head * key_blocks);
   }
 
-  // The begin of the group or work tile that the cursor is in, if the cursor is there, else its
-  // end.
+  // Returns the index at which the group or work tile of the cursor begins, if the cursor is there;
+  // otherwise the index at which it ends.
   __device__ __forceinline__ int whole_from(const DecodeCursor& at) const {
     const bool is_tile = grain == Grain::TILE;
     const int first = is_tile ? at.tile_begin() : at.group_begin<GROUP>();
     return first == at.position ? first : is_tile ? at.tile_end() : at.group_end<GROUP>();
   }
 
-  // The key blocks [begin, end) of a split, and the cursor at the first; false if it has none. A
-  // group or work tile that is not cut belongs to the split in which it begins.
+  // Finds the key blocks [begin, end) of a split, and the cursor at the first one. Returns false if
+  // the split has none. A group or work tile that is not cut belongs to the split in which it
+  // begins.
   __device__ __forceinline__ bool find_split(const DecodeParams& p, Smem& smem, int split,
                                              DecodeCursor& at, int& begin, int& end) const {
     begin = this->begin(split);
@@ -356,8 +361,8 @@ struct DecodeSplits {
     if (begin == end) return false;
     const bool cuts_anywhere = SOFTMAX_BLOCKS == 1 && grain == Grain::KEY_BLOCK;
     bool is_end = !cuts_anywhere && end < total;
-    // NOTE: a loop, as the code of find() is large and each block runs it once: it waits for
-    // instructions.
+    // NOTE: a loop, because the code of find() is large and each block runs it once: fetching the
+    // instructions takes the time.
 #pragma unroll 1
     for (int position = is_end ? end : begin;; __syncthreads()) {
       at = find(p, smem, position);
@@ -375,21 +380,23 @@ struct DecodeSplits {
     }
   }
 
-  // The number of the first partial of a cut group. Those of its key blocks follow.
+  // Returns the number of the first partial of a group that splits share. The partials of its other
+  // key blocks follow.
   __device__ __forceinline__ int64_t key_block_partial(const DecodeParams& p,
                                                        const DecodeCursor& at) const {
     return int64_t{p.splits} * RESTING + int64_t{owner(at.group_begin<GROUP>())} * GROUP_PARTIALS;
   }
-  // Whether the group of a cursor, which begins in `split`, is cut.
+  // Tells if the group of the cursor, which begins in `split`, continues in a later split.
   __device__ __forceinline__ bool is_cut(const DecodeCursor& at, int split) const {
     const int first = at.key_block - (at.position - at.group_begin<GROUP>());
     const int last = at.key_block + (at.group_end<GROUP>() - at.position);
     return grain == Grain::KEY_BLOCK &&
            at.last_partial<SOFTMAX_BLOCKS>(first, last) >= begin(split + 1);
   }
-  // The number of the partial of a whole group in `split`. Groups of a work tile that began in an
-  // earlier split are counted from the first partial of the split on, those of a tile that goes on
-  // behind it backwards from the last. Either tile may be cut within a group.
+  // Returns the number of the partial of a complete group in `split`. Groups of a work tile that
+  // began in an earlier split are counted upwards from the split's first partial. Groups of a work
+  // tile that continues in a later split are counted downwards from the last. Either tile may be
+  // cut within a group.
   __device__ __forceinline__ int64_t group_partial(const DecodeParams& p, const DecodeCursor& at,
                                                    int split) const {
     const int first = begin(split), end = begin(split + 1);
@@ -408,14 +415,14 @@ struct DecodeSplits {
   __device__ __forceinline__ Grain choose_grain(const DecodeParams& p, bool whole_tiles) const {
     return whole_tiles ? Grain::TILE : prefers_groups(p) ? Grain::GROUP : Grain::KEY_BLOCK;
   }
-  // Key blocks of the longest split if it is rounded up to a multiple of `step`.
+  // Returns the key blocks of the longest split, rounded up to a multiple of `step`.
   __device__ __forceinline__ int64_t longest(int step) const {
     const int64_t key_blocks = int64_t{each_} + (more_ > 0);
     return (key_blocks + step - 1) / step * step;
   }
-  // Whether the longest split in whole groups costs no more than in key blocks, where it may store
-  // the partials of a group. To write and read the partial of a key block costs partial_rows / 64
-  // of reading its keys and values.
+  // Tells if the longest split of complete groups costs no more than the longest split of key
+  // blocks, which may also store the partials of a group. Writing and reading the partial of a key
+  // block costs partial_rows / 64 of reading the keys and values of the block.
   __device__ __forceinline__ bool prefers_groups(const DecodeParams& p) const {
     if constexpr (SOFTMAX_BLOCKS > 1) {
       return longest(GROUP) == longest(SOFTMAX_BLOCKS);
@@ -425,7 +432,7 @@ struct DecodeSplits {
       return missing * 64 <= min(key_blocks, GROUP) * p.partial_rows;
     }
   }
-  // Key blocks of the shortest and the longest work tile. Called by all threads.
+  // Returns the key blocks of the shortest and of the longest work tile. All threads must call it.
   __device__ __forceinline__ int2 find_lengths(const DecodeParams& p, Smem& smem) const {
     int2 lengths = lengths_of(p);
 #pragma unroll
@@ -442,7 +449,7 @@ struct DecodeSplits {
     }
     return lengths;
   }
-  // The same of this thread's row tiles.
+  // Returns the shortest and the longest among the row tiles of this thread.
   __device__ __forceinline__ static int2 lengths_of(const DecodeParams& p) {
     int2 lengths{INT32_MAX, 0};
     RowTile own = RowTile::at(p, begin_of(p));
@@ -454,18 +461,19 @@ struct DecodeSplits {
     }
     return lengths;
   }
-  // Whether the longest split in whole work tiles has at most a tenth more key blocks than
-  // otherwise, when partials are stored and combined. lengths: as find_lengths() returns them.
+  // Tells if the longest split of complete work tiles has at most a tenth more key blocks than with
+  // cut tiles, whose partials are stored and combined. lengths: the result of find_lengths().
   __device__ __forceinline__ bool prefers_tiles(int2 lengths) const {
     if (total == 0) return false;
     const int64_t key_blocks = int64_t{each_} + (more_ > 0);
-    // A split has the work tiles that begin in it: of equal ones as many as fit, rounded up.
+    // A split has the work tiles that begin in it. If all are equally long, that is as many as fit,
+    // rounded up.
     const int64_t in_tiles = lengths.x == lengths.y
                                  ? (key_blocks + lengths.y - 1) / lengths.y * lengths.y
                                  : key_blocks + lengths.y;
     return 10 * in_tiles <= 11 * longest(SOFTMAX_BLOCKS);
   }
-  // The row tiles [begin, end) that this thread counts.
+  // begin_of, end_of: the row tiles [begin, end) that this thread counts.
   __device__ __forceinline__ static int begin_of(const DecodeParams& p) {
     return min(static_cast<int>(threadIdx.x) * tiles_of_thread(p), p.batch * p.row_tiles);
   }
@@ -475,13 +483,13 @@ struct DecodeSplits {
   __device__ __forceinline__ static int tiles_of_thread(const DecodeParams& p) {
     return (p.batch * p.row_tiles + THREADS - 1) / THREADS;
   }
-  // Key blocks of a row tile, of all kv heads.
+  // Returns the key blocks of a row tile, over all kv heads.
   __device__ __forceinline__ static int key_blocks_of(const DecodeParams& p, RowTile own) {
     const DecodeExtent extent(p, own);
     return own.place < extent.tiles ? extent.key_blocks() * p.num_heads_kv : 0;
   }
 
-  int before_, mine_;  // key blocks before this thread's tiles, and of these
+  int before_, mine_;  // key blocks before this thread's row tiles, and of these
   int each_, more_;
 };
 

@@ -1,19 +1,20 @@
-// Dropout of P: which scores are dropped follows from the seed, the offset, the batch entry (packed: the
-// document), the query head, the query and the key alone, so that kernels with any tiles drop the same.
+// Dropout of P. The seed, the offset, the batch entry (the document of packed sequences), the query
+// head, the query and the key decide whether a weight is dropped. So kernels with different tiles
+// drop the same weights.
 //
-// Philox4x32-7 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011: 7 rounds pass all of
-// BigCrush) gives 128 bits for a key and a counter: 16 bits for each of 8 scores, which are kept if below
-// the threshold.
+// Philox4x32-7 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011: 7 rounds pass
+// all of BigCrush) computes 128 bits from a key and a counter: 16 bits for each of 8 weights. A
+// weight is kept if its bits are below the threshold.
 //
 //   key      seed
 //   counter  {query / 16 * 8 + query % 8, key / 16 * 4 + key % 8 / 2, batch * num_heads_q + head, offset}
 //   word     key / 8 % 2 * 2 + query / 8 % 2; its lower half for even keys
 //
-// The 8 scores are queries {q, q + 8} x keys {k, k + 1, k + 8, k + 9}: those that a lane has of 16 x 16 in
-// the fragments of S. Of S^T a lane has {k, k + 8} x {q, q + 1, q + 8, q + 9}: half of the scores of two
-// numbers, of which the lane of key k ^ 1 has the other halves. Each computes one, and they exchange. So a
-// kernel computes 1/8 number for each score, with 8 keys or queries at a time 1/4, and for S^T takes 1/4
-// shuffle.
+// The 8 weights are queries {q, q + 8} x keys {k, k + 1, k + 8, k + 9}: those that one lane has in
+// the fragments of 16 x 16 scores S. In the fragments of S^T a lane has {k, k + 8} x {q, q + 1, q +
+// 8, q + 9}: half of the weights of two numbers. The lane of key k ^ 1 has the other halves. Each
+// of the two lanes computes one number, and they exchange halves. So a kernel computes 1/8 number
+// per weight, or 1/4 with 8 keys or queries at a time. S^T also takes 1/4 shuffle per weight.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -100,7 +101,7 @@ __device__ __forceinline__ void draw(uint32_t (&x)[MT][4], const DropoutParams& 
   }
   const uint64_t seed = p.rng_state[0];
   uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-  forget(key0, key1);  // the keys of rounds are computed again, not kept in 14 registers
+  forget(key0, key1);  // the round keys are computed again, not kept in 14 registers
   philox(x, key0, key1);
   if constexpr (TRANSPOSED) {
 #pragma unroll
@@ -175,7 +176,7 @@ __device__ __forceinline__ void drop(Accumulator<MT, NT>& c, const DropoutParams
   });
 }
 
-// Turns the signs of dropped weights in P^T.
+// Makes dropped weights in P^T negative, to mark them.
 template <int MT, int NT>
 __device__ __forceinline__ void mark_dropped(Accumulator<MT, NT>& pt, const DropoutParams& p,
                                              const DropoutPlace& at) {
@@ -184,7 +185,7 @@ __device__ __forceinline__ void mark_dropped(Accumulator<MT, NT>& pt, const Drop
   });
 }
 
-// Makes 0 of x where the weight is marked, and multiplies the others.
+// Sets x to 0 where the weight is marked as dropped, and multiplies the other elements.
 template <int MT, int NT>
 __device__ __forceinline__ void drop_marked(Accumulator<MT, NT>& x, const Accumulator<MT, NT>& pt,
                                             float factor) {
@@ -199,7 +200,7 @@ __device__ __forceinline__ void drop_marked(Accumulator<MT, NT>& x, const Accumu
       }
 }
 
-// Makes 0 of the marked weights of an A operand.
+// Sets the marked weights of an A operand to 0.
 template <int MT>
 __device__ __forceinline__ void drop_marked(uint32_t (&a)[MT][4]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Which keys a query, or a few queries together, see. Fully masked tiles are skipped, and fully
+// Finds the keys that a query, or a few queries together, see. Fully masked tiles are skipped, and fully
 // visible tiles need no test. In the other tiles each score is tested against words of 32 bits, one
 // per key.
 //
@@ -136,8 +136,8 @@ __device__ __forceinline__ void apply_mask(Accumulator<MT, NT>& s, const Mask& m
       }
 }
 
-// The same for S^T: MT * 16 keys from key0 on, within one aligned word of 32, and NT * 8 queries
-// from row0 on.
+// Sets masked scores of S^T to -inf: MT * 16 keys from key0 on, within one aligned word of 32, and
+// NT * 8 queries from row0 on.
 template <int MT, int NT>
 __device__ __forceinline__ void apply_mask_transposed(Accumulator<MT, NT>& st, const Mask& mask,
                                                       int row0, int key0, int code) {

@@ -39,7 +39,7 @@ struct Panels {
     return (k / 4 * BYTES + k % 4 * 32) >> 4;
   }
 
-  // The same for a tile whose columns are M or N.
+  // by_columns and columns_step: likewise for a tile whose columns are M or N.
   __device__ __forceinline__ static uint64_t by_columns(uint32_t tile) {
     return descriptor(tile, BYTES);
   }

@@ -116,7 +116,7 @@ struct BiasParams {
 struct DropoutParams {
   const int64_t* rng_state;  // [2] seed and offset, on the device; null: no dropout
   uint32_t threshold;        // 65536 * the fraction that is kept, times 65536
-  float scale;               // of what is kept: 1 / that fraction
+  float scale;               // factor of kept weights: 1 / the kept fraction
 };
 
 // Where the rows of a batch entry are. Null pointers for tensors with a batch axis, whose entries

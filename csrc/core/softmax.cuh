@@ -111,7 +111,7 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
   if (__any_sync(0xffffffffu, grown)) rescale_rows(o, rescale);
 }
 
-// The same for a warp that has all scores of its rows.
+// Converts S to P and rescales O, in a warp that has all scores of its rows.
 template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT>
 __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
                                                SoftmaxState<MT>& state, float scale_log2) {
