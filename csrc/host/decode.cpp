@@ -17,19 +17,21 @@ namespace flash_dist {
 namespace {
 
 constexpr int64_t MAX_KEY_BLOCKS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
-constexpr int FEW_ROWS = 16;                   // of a work tile: those of one mma
-constexpr int MAX_HEAD_DIM = 512;              // with values of their own
+constexpr int FEW_ROWS = 16;                   // rows of a work tile of one mma
+constexpr int MAX_HEAD_DIM = 512;              // with separate values
 constexpr int SPLIT_HEAD_DIM = 256;            // with values in the keys, read as two tensors
-constexpr int COMBINE_BLOCKS_PER_SM = 5;       // of the combine kernel
-// Latent keys: P of at most so many work tiles and key blocks is stored. Their keys are read twice.
+constexpr int COMBINE_BLOCKS_PER_SM = 5;       // blocks of the combine kernel
+// Latent keys: P is stored if there are at most this many work tiles and key blocks. The keys of
+// such calls are read twice.
 constexpr int FEW_LATENT_TILES = 16;
 constexpr int64_t FEW_KEY_BLOCKS = 256;
 static_assert(FEW_LATENT_TILES <= MOST_FEW_TILES);
-constexpr int64_t TILE_ROWS = 64, TILE_WEIGHTS = 64 * 64;  // of P of a tile
-// With fewer work tiles for each split some splits get several of the longest, or tiles are cut and
-// combined.
+constexpr int64_t TILE_ROWS = 64, TILE_WEIGHTS = 64 * 64;  // rows and elements of P per tile
+// With fewer work tiles per split, either some splits get several of the longest tiles, or tiles
+// are cut and combined.
 constexpr int TILES_PER_SPLIT = 3;
-// Pairs of blocks need a tile for so many multiprocessors, if tiles are longer than half a group.
+// If tiles are longer than half a group, pairs of blocks need at least one tile per this many
+// multiprocessors.
 constexpr int FEW_TILES = 6;
 
 template <class Number>
@@ -37,7 +39,8 @@ Number divide_up(Number a, Number b) {
   return (a + b - 1) / b;
 }
 
-// Values are the first columns of the keys. Of few columns the kernels for two tensors read one twice.
+// Tells if the kernels for latent keys serve a call: the values are the first columns of the keys.
+// With few columns, the kernels for two tensors read one tensor twice.
 bool is_latent(const DecodeParams& p) {
   return p.cache.v.data == nullptr && p.head_dim > SPLIT_HEAD_DIM;
 }
@@ -60,8 +63,8 @@ void check_latent(const DecodeParams& p) {
   }
 }
 
-// Refuses what the binding refuses, for other callers. A row of the cache that a new key is for is
-// counted in 32 bits before it is compared with the capacity.
+// Rejects what the binding rejects, for other callers. The row of the cache for a new key is
+// computed in 32 bits before it is compared with the capacity.
 template <class Params>
 void check_cache(const Params& p, int64_t num_heads_q) {
   const std::string problem =
@@ -84,10 +87,11 @@ void check_sizes(const DecodeParams& p) {
   check_latent(p);
 }
 
-// One call. The GPU and the budget decide which block computes what, and no bit of the result.
+// One call. The GPU and the budget decide which block computes what, but affect no bit of the
+// result.
 class Decode {
  public:
-  // budget: bytes that workspace_bytes() may be.
+  // budget: maximum of workspace_bytes().
   Decode(const Call& call, const DecodeParams& params, int64_t budget)
       : call_(call),
         latent_(is_latent(params)),
@@ -103,7 +107,7 @@ class Decode {
     check_key_blocks();
     if (kernel_.variant->role == Role::DECODE_PAIR) {
       p_.splits = static_cast<int>(p_.batch * tiles());
-      p_.tiles_differ = p_.max_key_blocks = 0;  // nothing is stored and combined
+      p_.tiles_differ = p_.max_key_blocks = 0;  // no partial is stored or combined
       return;
     }
     const int sm_count = device_info(call.device).sm_count;
@@ -114,8 +118,8 @@ class Decode {
     const int64_t key_blocks = most_key_blocks();
     p_.splits = static_cast<int>(std::min<int64_t>(splits, key_blocks));
     p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tiles() >= TILES_PER_SPLIT * p_.splits;
-    // As many blocks of the combine kernel as there is room for, each with a piece of 32 columns of a
-    // row at least.
+    // As many blocks of the combine kernel as fit on the GPU, but at most one for each piece of 32
+    // columns of a row.
     const int64_t combined = std::min<int64_t>(p_.batch * tiles(), p_.splits);
     const int64_t parts =
         std::max<int64_t>(COMBINE_BLOCKS_PER_SM * int64_t{sm_count} / combined, 1);
@@ -126,7 +130,7 @@ class Decode {
 
   int64_t workspace_bytes() const { return stats_bytes_ + out_bytes_ + weights_bytes(); }
 
-  // Whether there are so many work tiles that to cut some makes nothing faster.
+  // Tells if there are so many work tiles that cutting some makes nothing faster.
   bool has_whole_tiles() const { return p_.tiles_differ != 0; }
 
   void run(void* workspace) {
@@ -153,8 +157,8 @@ class Decode {
     return make_key(role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v});
   }
 
-  // Whether two blocks compute each work tile together: its key blocks are one group, and all tiles
-  // have room at a time. More blocks are faster if there are few long tiles.
+  // Tells if two blocks should compute each work tile together: the key blocks of a tile are one
+  // group, and all tiles fit on the GPU at a time. For few long tiles more blocks are faster.
   bool suits_pairs() const {
     const int64_t key_blocks = longest_key_blocks();
     if (most_rows(p_) > FEW_ROWS || key_blocks == 1 || key_blocks > GROUP_BLOCKS) return false;
@@ -163,7 +167,7 @@ class Decode {
     return tiles <= sm_count && (tiles * FEW_TILES >= sm_count || key_blocks <= GROUP_BLOCKS / 2);
   }
 
-  // Two blocks for each work tile of many heads, if that many have room at a time.
+  // Chooses two blocks per work tile for many heads, if that many blocks fit on the GPU.
   Loaded choose_latent_kernel() const {
     const Loaded latent = require_kernel(call_.device, key_of(Role::MLA), &p_);
     if (latent.variant->entry->block_rows == FEW_ROWS) return latent;
@@ -172,7 +176,8 @@ class Decode {
     return pair.variant != nullptr ? pair : latent;
   }
 
-  // The multi-row kernel if there are more rows than one mma has, and if it is built in and loads.
+  // Chooses the multi-row kernel if there are more rows than one mma has and the kernel is built in
+  // and loads.
   Loaded choose_kernel() const {
     if (latent_) return choose_latent_kernel();
     if (most_rows(p_) > FEW_ROWS) {
@@ -186,12 +191,13 @@ class Decode {
     return require_kernel(call_.device, key_of(Role::DECODE), &p_);
   }
 
-  // Work tiles of 64 rows.
+  // Returns the number of work tiles of 64 rows.
   int64_t latent_tiles() const {
     return divide_up<int64_t>(most_rows(p_), TILE_ROWS) * p_.num_heads_kv * p_.batch;
   }
 
-  // Blocks of rows of a work tile: two of latent keys if each has queries, but for few work tiles.
+  // Returns the number of blocks that share the rows of a work tile: two for latent keys if both
+  // have queries, but one if there are few work tiles.
   int choose_blocks() const {
     if (softmax_blocks_ == 1 || p_.group <= TILE_ROWS) return 1;
     const bool is_pair = kernel_.variant->role == Role::MLA_PAIR;
@@ -204,8 +210,8 @@ class Decode {
     return std::max(divide_up<int64_t>(p_.cache.capacity, KEY_BLOCK), int64_t{1});
   }
 
-  // Key blocks of sequences that fill the cache. A table has room for more than there are pages: if
-  // many sequences share few pages there may be more key blocks than this.
+  // Returns the key blocks of sequences that fill the cache. A block table has room for more pages
+  // than exist: if sequences share pages, there may be more key blocks than this.
   int64_t most_key_blocks() const {
     const int64_t keys = int64_t{p_.cache.entries} * p_.cache.page;
     const int64_t in_memory = 2 * (divide_up<int64_t>(keys, KEY_BLOCK) + p_.batch);
@@ -220,8 +226,8 @@ class Decode {
          tiles(), "\n\nhint: pass fewer queries in a call, which gives the same bits");
   }
 
-  // Chooses as many partials as full caches need, or as the budget holds. Partials in which a work
-  // tile rests are needed whatever the budget.
+  // Chooses the number of partials: as many as full caches need, or as the budget holds. The
+  // partials that keep O of a work tile are needed whatever the budget is.
   void place(int64_t key_blocks, int64_t budget) {
     const int64_t partial = int64_t{p_.partial_rows} * (p_.columns * 4 + 8);
     const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / partial;
@@ -241,14 +247,14 @@ class Decode {
         p_.batch * tiles() > FEW_LATENT_TILES || p_.left < UNBOUNDED) {
       return;
     }
-    // NOTE: not key_blocks: sequences that share pages have more.
+    // NOTE: not key_blocks, because sequences that share pages have more.
     const int64_t most_of_table = longest_key_blocks() * p_.batch * tiles();
     if (most_of_table > FEW_KEY_BLOCKS) return;
     p_.few_key_blocks = static_cast<int>(most_of_table);
     if (workspace_bytes() > budget) p_.few_key_blocks = 0;
   }
 
-  // P of two tiles to a key block, and their tops and sums.
+  // Returns the bytes of P of two tiles per key block, with their tops and sums.
   int64_t weights_bytes() const {
     return p_.few_key_blocks * 2 * (TILE_WEIGHTS * 2 + TILE_ROWS * int64_t{sizeof(float2)});
   }
@@ -257,11 +263,11 @@ class Decode {
   const bool latent_;
   LatentParams p_;
   const Loaded kernel_;
-  const int softmax_blocks_;  // key blocks of one softmax
+  const int softmax_blocks_;  // key blocks per softmax
   int64_t stats_bytes_ = 0, out_bytes_ = 0;
 };
 
-// Attention to a cache as a forward, whose kernel is given the cache beside it.
+// Describes attention to a cache as a forward; its kernel also gets the cache.
 FwdParams as_forward(const DecodeParams& d) {
   FwdParams p{};
   p.q = d.q;
@@ -381,7 +387,7 @@ int flash_dist_decode(const Call* call, const DecodeParams* params, int64_t budg
 
 int flash_dist_append(const Call* call, const AppendParams* params) {
   return guarded([&] {
-    check_cache(*params, std::max(params->num_heads_q, params->num_heads_kv));  // without q, too
+    check_cache(*params, std::max(params->num_heads_q, params->num_heads_kv));  // also without q
     const DeviceScope scope(call->device);
     const auto dtype = static_cast<Dtype>(call->dtype);
     const KernelKey key = make_key(Role::APPEND, dtype, {params->head_dim, params->head_dim_v});

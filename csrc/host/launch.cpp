@@ -27,7 +27,7 @@ int64_t element_bytes(const Call& call) { return is_fp32(dtype_of(call)) ? 4 : 2
 
 cudaStream_t stream_of(const Call& call) { return static_cast<cudaStream_t>(call.stream); }
 
-// Of a row of q and one of v, or of two rows with as many columns.
+// Returns the bytes of a row of q and a row of v, or of two rows with as many columns.
 template <class Params>
 int64_t row_bytes(const Call& call, const Params& p) {
   return element_bytes(call) * (p.head_dim + p.head_dim_v);
@@ -37,7 +37,7 @@ void clear(const Call& call, void* memory, int64_t bytes) {
   check_cuda(cudaMemsetAsync(memory, 0, bytes, stream_of(call)), "cudaMemsetAsync");
 }
 
-// Refuses what the binding refuses, for other callers.
+// Rejects what the binding rejects, for other callers.
 template <class Params>
 void check_sizes(const Params& p) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;
@@ -47,15 +47,16 @@ void check_sizes(const Params& p) {
   if (!problem.empty()) fail(problem);
 }
 
-// The width of nearly equal batches of `groups`, at most `most` wide.
+// Returns the width of nearly equal batches of `groups`, at most `most`.
 int equal_width(int64_t groups, int64_t most) {
   return static_cast<int>(ceil_div(groups, ceil_div(groups, most)));
 }
 
-// How many of `groups` groups of blocks run side by side: where all tiles of a group are equally
-// long, one; else as many as half of L2 holds of what the blocks of a group share, `bytes`, in
-// nearly equal numbers. All of them where a second batch would start the longest tiles late, and
-// where so few run that many blocks of each walk through the same data together.
+// Returns how many of `groups` groups of blocks run side by side. One, if all tiles of a group are
+// equally long. Otherwise the number whose data, `bytes` per group, fills half of L2, reduced so
+// that batches are nearly equal. All groups run side by side in two cases: if a second batch would
+// start the longest tiles late, and if there are so few groups that many blocks of each read the
+// same data together.
 template <class Params>
 int heads_together(const Call& call, const Params& p, int64_t groups, int64_t bytes) {
   if (is_even(p.mask, p.packing.cu_seqlens_q != nullptr) || bytes == 0) return 1;
@@ -67,19 +68,19 @@ int heads_together(const Call& call, const Params& p, int64_t groups, int64_t by
   return equal_width(groups, fitting);
 }
 
-// From how many tiles for each multiprocessor on blocks take them by tickets: before, setting the
-// counter to zero takes longer than is won.
+// With at least this many tiles per multiprocessor, blocks take their tiles from a counter
+// (tickets). With fewer, setting the counter to zero takes longer than it saves.
 constexpr int64_t TICKETED_TILES = 4;
 
-// Whether the blocks of a forward take their tiles by tickets, counting in a zero in memory.
+// Tells if the blocks of a forward take their tiles from a counter in memory.
 bool wants_tickets(const FwdParams& p, const KernelEntry& entry) {
   if (!entry.takes_tickets || is_even(p.mask, p.packing.cu_seqlens_q != nullptr)) return false;
   const int64_t tiles = ceil_div(p.seqlen_q, entry.block_rows) * p.batch * p.num_heads_kv * p.group;
   return tiles >= TICKETED_TILES * p.sm_count;
 }
 
-// The kernel that finds the largest score of each head beside out, with the bits of `kernel`: one with tiles
-// of the same size. variant is null if there is none.
+// Returns the kernel that also finds the largest score of each head, and has tiles of the same size
+// as `kernel`, so that its bits are equal. variant is null if there is none.
 Loaded find_with_max_logit(const Call& call, const FwdParams& p, const Loaded& kernel) {
   const KernelKey key = make_key(Role::FWD_MAX_LOGIT, dtype_of(call), {p.head_dim, p.head_dim_v});
   const Loaded found = find_kernel(call.device, key, &p);
@@ -97,7 +98,7 @@ void run_max_logit(const Call& call, const FwdParams& p, float* max_logit, bool 
   launch(call.device, require_kernel(call.device, key, &all), &all, stream_of(call));
 }
 
-// Fills in what a forward in tiles of queries is not given.
+// Fills in fields of a forward in tiles of queries that its caller does not set.
 void complete(const Call& call, FwdParams& p) {
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
                                     row_bytes(call, p) * p.seqlen_k);
@@ -162,13 +163,13 @@ void run_forward_with_dropout(const Call& call, FwdDropoutParams p, Allocate all
   launch(call.device, kernel, &all, stream_of(call));
 }
 
-// Percent of the rows of all multiprocessors' tiles that must be queries. For less the kernels of a cache
-// are faster, whose tiles have rows of several heads and parts of the keys. Those of more than 128 columns
-// have no wgmma.
+// Percentage of the rows in a full grid of tiles that must be queries. With fewer queries the
+// kernels of a cache are faster, because their tiles have rows of several heads and parts of the
+// keys. Those for more than 128 columns have no wgmma.
 constexpr int BUSY_ROWS = 60, BUSY_ROWS_OF_MORE_COLUMNS = 20;
 
-// Tells if the queries of a call fill tiles of `block_rows` queries, and these the multiprocessors.
-// NOTE: speed alone depends on it: the kernels of a cache give the same bits.
+// Tells if the queries of a call fill tiles of `block_rows` queries, and the tiles fill the
+// multiprocessors. NOTE: this affects speed only: the kernels of a cache give the same bits.
 bool fills_tiles(const FwdParams& p, int block_rows, int columns) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;
   const int64_t queries = packed ? p.total_q : int64_t{p.batch} * p.seqlen_q;
@@ -180,7 +181,7 @@ bool fills_tiles(const FwdParams& p, int block_rows, int columns) {
   return 100 * queries * heads >= rows * (columns > 128 ? BUSY_ROWS_OF_MORE_COLUMNS : BUSY_ROWS);
 }
 
-// A forward with the bits of attention to a cache.
+// Runs a forward whose results have the bits of attention to a cache.
 void run_kvcache_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
   if (p.mask.kind != MaskKind::BAND) {
     fail("a forward with the bits of a cache must have a band as its mask, got another kind");
@@ -194,7 +195,7 @@ void run_kvcache_forward(const Call& call, FwdParams p, Allocate allocate, void*
   }
 }
 
-// The workspace, handed out part by part.
+// Hands out the workspace part by part.
 class Parts {
  public:
   explicit Parts(void* begin) : next_(static_cast<uint8_t*>(begin)) {}
@@ -216,17 +217,18 @@ int64_t workspace_bytes(const BwdPlan& plan) {
          aligned(plan.dq_turns) + aligned(plan.dk_partial) + aligned(plan.dv_partial);
 }
 
-// With so many rounds of blocks the first one, in which they wait for each other, shows.
+// With at most this many rounds of blocks, it matters that blocks of the first round wait for each
+// other.
 constexpr int64_t FEW_ROUNDS = 4;
 
-// Kernels without products of matrices are the same for both ways to multiply fp32.
+// Kernels without matrix products are shared by both ways to multiply fp32.
 KernelKey key_of(const Call& call, Role role, const KernelSize& size) {
   const Dtype dtype = dtype_of(call);
   const bool multiplies = role != Role::BWD_DELTA && role != Role::BWD_REDUCE;
   return make_key(role, dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype, size);
 }
 
-// The sizes of a call that the kernel of its statistics reads.
+// Sets the sizes of a call that the statistics kernel reads.
 void set_sizes(DeltaParams& delta, const BwdParams& p) {
   delta.batch = p.batch;
   delta.seqlen_q = p.seqlen_q;
@@ -274,7 +276,8 @@ class Backward {
 
   bool drops() const { return dropout_.rng_state != nullptr; }
 
-  // The kernel of short sequences writes no dsinks and drops nothing.
+  // Tells if the kernel of short sequences may serve the call: it writes no dsinks and drops
+  // nothing.
   bool may_be_whole() const { return delta_.dsinks == nullptr && !drops(); }
 
   KernelKey key_of(Role role, const KernelSize& size) const {
@@ -284,27 +287,27 @@ class Backward {
     return flash_dist::key_of(call_, role, size);
   }
 
-  // NOTE: dK/dV and the tile of dQ are chosen before the workspace exists: a family of theirs may
-  // refuse views, sizes and masks, nothing that place() fills in.
+  // NOTE: the kernels of dK/dV and of dQ are chosen before the workspace exists. So a family of
+  // theirs may refuse views, sizes and masks, but nothing that place() fills in.
   Loaded find(Role role) const { return find_kernel(call_.device, key_of(role, columns()), &p_); }
   Loaded require(Role role, const KernelSize& size, const void* params) const {
     return require_kernel(call_.device, key_of(role, size), params);
   }
 
-  // Whether there is a fused kernel, of as many columns as that of dK and dV: a larger one is slower.
-  // Not so where the general family makes dK and dV, of few columns.
+  // Tells if a fused kernel can be used. It must have as many columns as the kernel of dK and dV,
+  // because a larger one is slower, unless the general family computes dK and dV.
   bool has_fused() const {
     if (fused_.variant == nullptr) return false;
     return !dkdv_.variant->specific || fused_.variant->values == dkdv_.variant->values;
   }
 
-  // The fused kernel where there is one, unless storing dS is faster.
+  // Plans the fused kernel if there is one, unless storing dS is faster.
   BwdPlan make_plan(const int* key_slots) const {
     if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, key_slots));
     const BwdPlan fused = has_fused() ? plan_fused(key_slots) : BwdPlan{};
     if (fused.fused && !fused.waits) return fused;
     const BwdPlan stored = plan_others(key_slots);
-    // Faster than waiting, but not worth all of the memory.
+    // Storing dS is faster than waiting, but may take at most half of the budget.
     const bool fits = stored.spill && stored.chunks.size() == 1 && stored.ds <= budget_ / 2;
     return fused.fused && !fits ? fused : stored;
   }
@@ -404,7 +407,7 @@ class Backward {
     launch(call_.device, kernel, params, stream_of(call_));
   }
 
-  // Launches a kernel that finds P again.
+  // Launches a kernel that recomputes P, with the dropout of the call.
   void launch_with_weights(const Loaded& kernel) const {
     if (!drops()) return launch_kernel(kernel, &p_);
     const BwdDropoutParams all{p_, dropout_};
@@ -431,14 +434,16 @@ class Backward {
   void run_fused(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
     p_.heads_together = fused_heads_together();
-    if (step.chunk > 0) clear(call_, p_.dq_turns, plan_.dq_turns);  // delta did so for the first
+    // The delta kernel has cleared the semaphores for the first chunk.
+    if (step.chunk > 0) clear(call_, p_.dq_turns, plan_.dq_turns);
     launch_with_weights(fused_);
   }
 
-  // How many groups of blocks run side by side, two at least: neighbours in time are then blocks of
-  // different heads, which do not wait for each other's turns. As many as half of L2 holds of Q, dO
-  // and the fp32 dQ of a query head each. Where all begin at the same queries and the wait shows, as
-  // many as four times that holds of all heads of each.
+  // Returns how many groups of blocks run side by side, at least two: consecutive blocks then
+  // belong to different heads and do not wait for each other's semaphores. Usually as many groups
+  // as fill half of L2 with Q, dO and the fp32 dQ of one query head each. If all blocks start at
+  // the same queries, or if there are few rounds of blocks, as many as fill twice the L2 with those
+  // of all their query heads.
   int fused_heads_together() const {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
     if (plan_.query_split > 1) return static_cast<int>(groups);  // each query split by itself
@@ -456,7 +461,8 @@ class Backward {
     return static_cast<int>(width);
   }
 
-  // The width of batches of groups, at most `most`, rather down to half of that than unequal.
+  // Returns the width of batches of at most `most` groups. Prefers a width that divides `groups`,
+  // down to half of `most`; otherwise batches are nearly equal.
   static int even_width(int64_t groups, int64_t most) {
     for (int64_t width = std::min(most, groups); 2 * width >= most; --width) {
       if (groups % width == 0) return static_cast<int>(width);
@@ -480,7 +486,7 @@ class Backward {
   }
 
   void take(const BwdChunk& chunk) {
-    p_.unit_begin = static_cast<int>(chunk.unit_begin);  // check_sizes() has seen that they fit
+    p_.unit_begin = static_cast<int>(chunk.unit_begin);  // check_sizes() has checked that they fit
     p_.units = static_cast<int>(chunk.units);
     p_.key_begin = chunk.key_begin;
     p_.key_end = chunk.key_end;
@@ -495,8 +501,8 @@ class Backward {
     if (p_.dq_accum != nullptr) p_.dq_accum = all_.dq_accum + chunk.dq_accum;
   }
 
-  // The call's queries [begin, end), as if there were no others: what has a row for each begins with
-  // theirs, and a band that shifts is where it was.
+  // Restricts the call to the queries [begin, end): pointers to rows of queries start at `begin`,
+  // and the sides of a band are shifted so that it stays in place.
   void take_queries(int begin, int end) {
     p_.seqlen_q = end - begin;
     for (View BwdParams::* view : {&BwdParams::q, &BwdParams::dout, &BwdParams::dq}) {
@@ -527,7 +533,7 @@ class Backward {
     reduce.num_heads_kv = p_.num_heads_kv;
     reduce.total_k = p_.total_k;
     reduce.packing = p_.packing;
-    const KernelSize most{size.head_dim, size.head_dim};  // dV has no more columns
+    const KernelSize most{size.head_dim, size.head_dim};  // dV has at most as many columns
     launch_kernel(require(step.role, most, &reduce), &reduce);
   }
 
@@ -539,10 +545,11 @@ class Backward {
   const bool normalizes_;  // fp32: dQ comes first, see BwdShape
   const int64_t budget_;
   const BwdPlan plan_;
-  BwdParams all_;  // p_ as it is for all queries
+  BwdParams all_;  // p_ for all queries
 };
 
-// The statistics, then the kernel that reads them. Nothing is stored between the two but these.
+// Launches the kernel of the statistics, then the kernel that reads them. The workspace holds only
+// the statistics.
 void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientDropoutParams all,
                        Allocate allocate, void* context) {
   check_sizes(all.p);
