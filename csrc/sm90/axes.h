@@ -25,7 +25,7 @@ struct CallAxes {
   }
 };
 
-// Why the Hopper kernels cannot serve a call; null if they can. like_out: out or dout.
+// Returns why the Hopper kernels cannot serve a call; null if they can. like_out: out or dout.
 template <class Config, class Params>  // FwdParams or BwdParams
 const char* find_problem(const Params& p, const View& like_out, const CallAxes& axes) {
   if (p.scores.has_score_mod && !Config::HAS_SCORE_MOD)

@@ -1,5 +1,5 @@
-// Dropout in Hopper's kernels, as core/dropout.cuh says. What is the same in all lanes of a warp is in its
-// uniform registers.
+// Dropout in the Hopper kernels, with the numbers of core/dropout.cuh. Values that are the same in all
+// lanes of a warp are in its uniform registers.
 #pragma once
 
 #include "core/dropout.cuh"
@@ -18,7 +18,7 @@ struct DropoutState {
         threshold(p.threshold) {}
 };
 
-// For a warp's 16 queries from row0 on.
+// Dropout of a warp's 16 queries from row0 on.
 struct QueryDropout : DropoutState {
   uint32_t sequence_head;
   uint32_t query, key;  // words of the counter, of a lane's scores with the first 16 keys
@@ -37,14 +37,14 @@ struct QueryDropout : DropoutState {
   }
 };
 
-// For a warp's 16 keys from first_key on, in S^T.
+// Dropout of a warp's 16 keys from first_key on, in S^T.
 struct KeyDropout : DropoutState {
   int first_key;
 
   __device__ __forceinline__ KeyDropout(const DropoutParams& p, int first_key_)
       : DropoutState(p), first_key(first_key_) {}
 
-  // Turns the signs of dropped weights of the queries from row0 on.
+  // Makes dropped weights negative, for the queries from row0 on.
   template <int NT>
   __device__ __forceinline__ void mark(Accumulator<1, NT>& pt, uint32_t sequence_head,
                                        int row0) const {
@@ -54,8 +54,8 @@ struct KeyDropout : DropoutState {
     uint32_t before[2] = {0, 0};
 #pragma unroll
     for (int j = 0; j < NT / 2; ++j) {
-      // NOTE: this is 0, as thresholds end in zeros. The compiler cannot know, and computes two numbers at
-      // a time: registers for more there are none.
+      // NOTE: this is 0, because thresholds end in zeros. The compiler does not know that, so it
+      // computes two numbers at a time; there are no registers for more.
       const uint32_t none = before[j % 2] & threshold & 0xffff;
       uint32_t x[1][4] = {{query + j * 8 + none, key, sequence_head, offset}};
       philox(x, key0, key1);
@@ -72,7 +72,7 @@ struct KeyDropout : DropoutState {
   }
 };
 
-// The first keys of the parts of a step (sm90/steps.cuh), found once.
+// The first keys of the parts of a step (sm90/steps.cuh), which are found once.
 template <class Steps>
 struct StepKeys {
   static constexpr int PARTS = Steps::PARTS == 0 ? 1 : Steps::PARTS;

@@ -97,7 +97,7 @@ __device__ __forceinline__ void mask_columns(Accumulator<1, NT>& s, int key0, co
     }
 }
 
-// The same, if each query sees a range of keys.
+// Sets masked scores of 16 queries to -inf if each query sees a range of keys.
 template <int NT>
 __device__ __forceinline__ void mask_ranges(Accumulator<1, NT>& s, const int2 (&ranges)[2],
                                             int key0) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ uint2 tile_bits(const Mask& mask, int i, int key0, in
           bit_span(range.x - key0 - 32, range.y - key0 - 32)};
 }
 
-// The keys of a step that the two queries of this lane see.
+// The keys of a step that are visible to the two queries of this lane.
 template <int BLOCK_N, KeySource SOURCE>
 struct VisibleKeys {
   using Steps = KeySteps<BLOCK_N, SOURCE>;

@@ -4,15 +4,15 @@
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
-// Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
-// Block     a warpgroup of which one thread loads, and 2 warpgroups of 64 keys each, which skip
-//           tiles that are masked for their keys; P^T and dS^T stay in their registers as A operands.
-// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
+// Grid      x = key tile, (batch, kv head) pair of the chunk, group split.
+// Block     a warpgroup of which one thread loads, and 2 warpgroups of 64 keys each. They skip tiles
+//           that are masked for their keys. P^T and dS^T stay in registers as A operands.
+// Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse and delta.
 // Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
 //           of summation. dP^T is computed while P^T is, and dV while dS^T is. Between query
 //           chunks the sums are kept in memory.
 //
-// Where both sums are more than the registers of a block, two share the keys (dkdv_pair.cuh).
+// If the registers of one block cannot hold both sums, two blocks share the keys (dkdv_pair.cuh).
 #pragma once
 
 #include "sm90/bwd/dkdv_steps.cuh"
@@ -94,7 +94,7 @@ struct DkdvSm90 {
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
-    Fragments products;  // with soft cap or ALiBi: what dS^T is made of
+    Fragments products;  // with soft cap or ALiBi: dS^T is computed from these
     const float slope = steps.slope_of(smem.item[s]);
     // S^T = K @ Q.T                                       [64, BLOCK_M]
     Steps::template issue_scores<Config::HEAD_DIM>(pt, uniform(steps.own_k()), q);
@@ -143,7 +143,7 @@ struct DkdvSm90 {
     hold(gradients);
   }
 
-  // The factor of score (n, i) of dP^T - delta in dS^T.
+  // Returns the factor that makes dS^T of score (n, i) from dP^T - delta.
   __device__ __forceinline__ static float weight(const Scores& pt, const Fragments& products, int n,
                                                  int i) {
     if constexpr (Config::HAS_SCORE_MOD) {

@@ -1,18 +1,18 @@
-// dK and dV by clusters of two blocks that share a key tile, for head_dims whose two sums are more
-// than the registers of a block. Each block does two of the four products:
+// dK and dV by clusters of two blocks that share a key tile, for head_dims whose two sums do not
+// fit in the registers of one block. Each block computes two of the four products:
 //
 //   block 0   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   block 1   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
-// Exchange  P^T, rounded, goes from each thread of block 0 to the same thread of block 1, by way of
-//           one of SLOTS places in the latter's shared memory. In fp16 it is 2^8 P^T: below 2^-14 P
-//           would lose bits, and dS with it. dV and dS are scaled back.
-// Shared    K or V (for the whole life of the block), STAGES stages of Q and dO, and of lse or delta.
-//           Block 0 is done with Q, and block 1 with dO, long before the other tile of a stage: each
-//           has barriers of its own.
-// Pipeline  As with one block. The first product of a stage is computed beside the second one of the
-//           stage before, and what follows the first during the second: P^T and dS^T are on their way
-//           before that has been waited for, whose fragments are others.
+// Exchange  Each thread of block 0 sends its rounded P^T to the same thread of block 1, through one
+//           of SLOTS places in the shared memory of block 1. In fp16 it sends 2^8 P^T: below 2^-14
+//           P would lose bits, and so would dS. dV and dS are scaled back.
+// Shared    K or V (for the block's lifetime), STAGES stages of Q and dO, and of lse or delta.
+//           Block 0 has read Q, and block 1 has read dO, long before the other tile of a stage. So
+//           each tile has its own barriers.
+// Pipeline  As with one block. The first product of a stage runs together with the second product
+//           of the previous stage. During the latter, P^T or dS^T of the stage is computed and
+//           sent: the product that still runs reads other fragments.
 #pragma once
 
 #include "ptx/cluster.cuh"
@@ -38,17 +38,19 @@ struct DkdvOfPair {
   using Slots = Ring<Config::SLOTS>;
   static constexpr bool IS_SCORES = ROLE == PairRole::SCORES;
   static constexpr int PEER = IS_SCORES ? 1 : 0;
-  static constexpr int PIECES = BLOCK_M / 16;  // of 512 bytes, that a warp hands over at a time
-  // Columns of what the first product multiplies, K and Q or V and dO, and of the sum: of dO or Q.
+  static constexpr int PIECES = BLOCK_M / 16;  // blocks of 512 bytes that a warp sends
+  // Columns of the operands of the first product (K and Q, or V and dO), and of the sum (of dO or
+  // Q).
   static constexpr int COLUMNS = IS_SCORES ? Config::HEAD_DIM : Config::HEAD_DIM_V;
   static constexpr int SUM_COLUMNS = IS_SCORES ? Config::HEAD_DIM_V : Config::HEAD_DIM;
   static constexpr int PANELS = KTile::count(COLUMNS);
   static constexpr int SUM_PANELS = KTile::count(SUM_COLUMNS);
   using Sum = Accumulator<1, SUM_COLUMNS / 8>;
-  static constexpr int SHIFT = std::is_same_v<typename Config::T, Fp16> ? 8 : 0;  // of P^T, log2
+  // log2 of the factor of P^T.
+  static constexpr int SHIFT = std::is_same_v<typename Config::T, Fp16> ? 8 : 0;
   static constexpr float BACK = 1.0f / (1 << SHIFT);
-  // Whether P^T and dS^T leave before the second product of the stage before has been waited for.
-  // With soft cap or ALiBi there are three fragments already: they leave after it.
+  // True if P^T and dS^T are sent before the second product of the previous stage is complete. With
+  // soft cap or ALiBi three fragments are in use already, so they are sent after it.
   static constexpr bool SENDS_EARLY = !Config::HAS_SCORE_MOD;
 
   const typename Config::Params& params;
@@ -57,7 +59,7 @@ struct DkdvOfPair {
   const DkdvSm90Work& work = smem.work;
   const Steps steps{params, smem};
 
-  // Loads K or V of the block's keys, to stay there, in one thread.
+  // Loads K or V of the block's keys for the block's lifetime, in one thread.
   __device__ __forceinline__ void load_keys() const {
     const uint32_t full = shared_address(&smem.keys_full);
     mbarrier_expect(full, PANELS * KTile::BYTES);
@@ -66,7 +68,7 @@ struct DkdvOfPair {
         steps.place_of_keys(IS_SCORES ? params.k_axes : params.v_axes), full);
   }
 
-  // Loads their queries, in the same thread.
+  // Loads the stages of queries, in the same thread.
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
     Cursor cursor(p, work);
@@ -92,7 +94,7 @@ struct DkdvOfPair {
     }
     mainloop(sum);
     if constexpr (IS_SCORES) {
-      if (p.sums_last) sum.scale(BACK);  // sums are kept as they are between query chunks
+      if (p.sums_last) sum.scale(BACK);  // between query chunks, sums keep the factor
       steps.store_sum(sum, 1.0f, own_keys(), p.dv, p.head_dim_v, p.dv_partial);
     } else {
       steps.store_sum(sum, gradient_scale<typename Config::T>(p.softmax_scale), own_keys(), p.dk,
@@ -107,8 +109,8 @@ struct DkdvOfPair {
   __device__ __forceinline__ static Stages after(const Stages& stages) {
     return {stages.passed + 1};
   }
-  // NOTE: twice as many items as stages: the item of a stage is needed until its second tile has been
-  // read, which is after the first tile of the stage after the next has arrived.
+  // NOTE: there are twice as many items as stages. The item of a stage is needed until its second
+  // tile has been read, which is after the first tile of the stage after the next one has arrived.
   __device__ __forceinline__ static int item_of(const Stages& stages) {
     return stages.passed % (2 * Config::STAGES);
   }
@@ -164,8 +166,8 @@ struct DkdvOfPair {
     if (work.items == 0) return;
     clear_keys();
     Scores x;
-    Fragments even, odd;  // of every other stage since the pipeline began
-    Fragments products;   // with soft cap or ALiBi: what the other block makes dS^T of
+    Fragments even, odd;  // of stages with even and odd numbers since the pipeline began
+    Fragments products;   // with soft cap or ALiBi: the other block computes dS^T from these
     Stages stages;
     Slots slots;
     expect_all();
@@ -187,8 +189,8 @@ struct DkdvOfPair {
       hand_on(even, products, x, stages, slots);
       stages.advance();
       code = find(stages);
-      // A fully masked stage ends the pipeline: to skip it is to wait for its second tile, too, which
-      // arrives only after the second tile of the stage before has been released.
+      // A fully masked stage ends the pipeline. Skipping it means waiting for its second tile as
+      // well, which arrives only after the second tile of the previous stage has been released.
 #pragma unroll 1
       while (true) {
         if (code == TILE_EMPTY) {
@@ -210,8 +212,8 @@ struct DkdvOfPair {
     wait_for_peer(slots);
   }
 
-  // Goes from the fragments of the stage before to those of this stage. Returns the mask's code of the
-  // next stage.
+  // Computes a stage from the fragments of the previous one. Returns the mask's code of the next
+  // stage.
   __device__ __forceinline__ int go_on(Sum& sum, Scores& x, Fragments& of_before, Fragments& now,
                                        Fragments& products, Stages& stages, Slots& slots,
                                        int code) const {
@@ -225,7 +227,7 @@ struct DkdvOfPair {
     hold(x.x[0]);
     finish(x, statistics, products, slope, stages, slots, code);
     if constexpr (SENDS_EARLY) hand_on(now, products, x, stages, slots);
-    // NOTE: here for its jump, too, over which ptxas moves nothing behind the next wait.
+    // NOTE: called here also for its jump, across which ptxas moves nothing behind the next wait.
     code = find(after(stages));
     end_second(sum, of_before, last);
     if constexpr (!SENDS_EARLY) hand_on(now, products, x, stages, slots);
@@ -237,7 +239,7 @@ struct DkdvOfPair {
     end_second(sum, fragments, stages);
   }
 
-  // Waits for a stage. Returns the mask's code for this warpgroup; TILE_EMPTY behind the last stage.
+  // Waits for a stage. Returns the mask's code for this warpgroup; TILE_EMPTY after the last stage.
   __device__ __forceinline__ int find(const Stages& stages) const {
     if (static_cast<int>(stages.passed) >= work.items) return TILE_EMPTY;
     smem.first.wait_for_data(stages);
@@ -294,7 +296,7 @@ struct DkdvOfPair {
         x, StageStatistics(smem.statistics[stages.stage()], fresh_thread() % 4 * 8));
   }
 
-  // P^T of S^T (times 2^SHIFT), or dS^T of dP^T.
+  // Converts S^T to P^T (times 2^SHIFT), or dP^T to dS^T.
   __device__ __forceinline__ void finish(Scores& x, const Statistics& statistics,
                                          Fragments& products, float slope, const Stages& stages,
                                          const Slots& slots, int code) const {
@@ -315,8 +317,9 @@ struct DkdvOfPair {
     }
   }
 
-  // Scores with soft cap or ALiBi, after begin_softcap(): computes P^T in their place, as products still
-  // read the fragments, and what the other block makes dS^T of.
+  // Converts scores with soft cap or ALiBi, after begin_softcap(), to P^T in place, because
+  // products still read the fragments. Also computes `products`, from which the other block
+  // computes dS^T.
   __device__ __forceinline__ void weigh_modified(Scores& x, Fragments& products,
                                                  const float* lse_log2,
                                                  const AlibiBias<true>& alibi) const {
@@ -331,7 +334,8 @@ struct DkdvOfPair {
                  });
   }
 
-  // P^T, or what dS^T is made of instead, to the other block, or dS^T to the workspace.
+  // Block 0: sends P^T, or the values from which dS^T is computed, to the other block. Block 1:
+  // stores dS^T to the workspace.
   __device__ __forceinline__ void hand_on(Fragments& fragments, const Fragments& products,
                                           const Scores& x, const Stages& stages,
                                           Slots& slots) const {
@@ -346,7 +350,7 @@ struct DkdvOfPair {
     slots.advance();
   }
 
-  // This warp's part of the places and barriers of the exchange.
+  // Returns the index of this warp in the slots and barriers of the exchange.
   __device__ __forceinline__ static int warp() { return fresh_thread() / 32 - WARPS_OF_GROUP; }
   __device__ __forceinline__ uint32_t place(int slot) const {
     return shared_address(smem.exchange.probabilities[slot][warp()]) + fresh_thread() % 32 * 16;
@@ -358,7 +362,7 @@ struct DkdvOfPair {
     return shared_address(&smem.exchange.empty[slot][warp()]);
   }
 
-  // Block 0: waits until the other one has read the slot.
+  // Block 0: waits until the other block has read the slot.
   __device__ __forceinline__ void wait_for_place(const Slots& slots) const {
     mbarrier_wait(empty(slots.stage()), slots.parity() ^ 1);
   }
@@ -370,7 +374,7 @@ struct DkdvOfPair {
       store_remote_16(at + k * 512, {pt[k][0][0], pt[k][0][1], pt[k][0][2], pt[k][0][3]}, barrier);
     }
   }
-  // Block 0 waits until the other one has arrived at its barriers for the last time.
+  // Block 0: waits until the other block has arrived at its barriers for the last time.
   __device__ __forceinline__ void wait_for_peer(Slots& slots) const {
     if constexpr (IS_SCORES) {
 #pragma unroll
@@ -378,7 +382,7 @@ struct DkdvOfPair {
     }
   }
 
-  // Block 1: dS^T = P^T (dP^T - delta), in the place of dP^T.
+  // Block 1: replaces dP^T by dS^T = P^T (dP^T - delta).
   __device__ __forceinline__ void take(Scores& x, const Statistics& delta,
                                        const Slots& slots) const {
     constexpr float FACTOR = BACK * DS_SCALE<typename Config::T>;
@@ -464,7 +468,7 @@ __device__ __forceinline__ void dkdv_of_pair(const typename Config::Params& para
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   const DkdvBlock block(p, Config::BLOCK_N, fresh_block() / Config::CLUSTER);
   const Sequence sequence(p, block.batch);
-  if (block.key0 >= sequence.seqlen_k) return;  // both of them
+  if (block.key0 >= sequence.seqlen_k) return;  // in both blocks
 
   if (threadIdx.x == 0) {
     prefetch_map(params.q);

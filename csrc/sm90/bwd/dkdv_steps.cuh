@@ -43,7 +43,7 @@ struct DkdvSm90Steps {
 
   // The first of this warpgroup's keys in the block.
   __device__ __forceinline__ static int group_row0() { return consumer() * KEYS; }
-  // Those rows of K and V.
+  // own_k, own_v: this warpgroup's rows of K and of V.
   __device__ __forceinline__ uint32_t own_k() const {
     return shared_address(smem.k) + group_row0() * KTile::ROW_BYTES;
   }
@@ -61,7 +61,8 @@ struct DkdvSm90Steps {
     }
   }
 
-  // Coordinates of the block's keys in K or V, and of a stage's queries in Q or dO.
+  // place_of_keys: coordinates of the block's keys in K or V. place_of_queries: those of a stage's
+  // queries in Q or dO.
   __device__ __forceinline__ BoxPlace place_of_keys(const AxisSteps& axes) const {
     const DkdvBlock& block = work.block;
     return {0, work.sequence.k0 + block.key0, 0, block.head_kv * axes.head_kv,
@@ -74,7 +75,7 @@ struct DkdvSm90Steps {
             block.batch * axes.batch};
   }
 
-  // Loads K and V of the block's keys, to stay there.
+  // Loads K and V of the block's keys for the block's lifetime.
   __device__ __forceinline__ void load_keys() const {
     const uint32_t full = shared_address(&smem.keys_full);
     mbarrier_expect(full, (PANELS + V_PANELS) * KTile::BYTES);
@@ -128,7 +129,7 @@ struct DkdvSm90Steps {
         : at(shared_address(from) + offset) {}
     __device__ __forceinline__ float2 operator[](int n) const { return load_shared_8(at + n * 32); }
   };
-  // Reads them at once.
+  // Reads all of them at once.
   __device__ __forceinline__ static void load_statistics(Statistics& x,
                                                          const StageStatistics& from) {
 #pragma unroll
@@ -161,7 +162,7 @@ struct DkdvSm90Steps {
             work.key0 + group_row0() + warp_of_consumer() * 16};
   }
 
-  // P^T of scores with soft cap or ALiBi, after begin_softcap().
+  // Converts scores with soft cap or ALiBi to P^T, after begin_softcap().
   __device__ __forceinline__ void weigh_modified(Fragments& probabilities, Fragments& products,
                                                  const Scores& pt, const float* lse_log2,
                                                  const AlibiBias<true>& alibi) const {
@@ -171,7 +172,7 @@ struct DkdvSm90Steps {
                              to_a_operand<Target, T>(products[k], product, 0);
                            });
   }
-  // The warpgroup's rows of K or V by the rows of Q or dO.
+  // Multiplies the warpgroup's rows of K or V by the rows of Q or dO.
   template <int COLUMNS>
   __device__ __forceinline__ static void issue_scores(Scores& c, uint32_t keys, uint32_t queries) {
     const uint64_t a = KTile::by_rows(keys);
@@ -189,7 +190,7 @@ struct DkdvSm90Steps {
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k) to_a_operand<Target, T>(a[k], c, k);
   }
-  // Makes 0 of negative elements.
+  // Sets negative elements to 0.
   __device__ __forceinline__ static void drop_marked(Fragments& a) {
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k)
@@ -197,7 +198,7 @@ struct DkdvSm90Steps {
       for (int i = 0; i < 4; ++i) a[k][0][i] = relu<T>(a[k][0][i]);
   }
 
-  // Fragments by the columns of Q or dO.
+  // Multiplies fragments by the columns of Q or dO.
   template <int NT>
   __device__ __forceinline__ static void issue_sum(Accumulator<1, NT>& sum, Fragments& a,
                                                    uint32_t queries) {
@@ -211,8 +212,8 @@ struct DkdvSm90Steps {
     wgmma_commit();
   }
 
-  // Sets masked scores to what has no weight. A lane reads the mask bits of two queries for the warp's
-  // 16 keys; shuffles bring them to the lanes that have the scores.
+  // Sets masked scores to -inf. A lane reads the mask bits of two queries for the warp's 16 keys;
+  // shuffles bring them to the lanes that have the scores.
   __device__ __forceinline__ void apply_mask(Scores& pt, const DkdvItem& item, int code) const {
     const Mask mask = Cursor::mask_of(p, work, item.head_in_group);
     const int lane = fresh_thread() % 32;
@@ -250,7 +251,7 @@ struct DkdvSm90Steps {
     }
   }
 
-  // This warpgroup's keys that exist, counted from the first.
+  // Returns the range of this warpgroup's keys that exist, counted from its first key.
   __device__ __forceinline__ RowSpan keys_here() const {
     const int key0 = work.key0 + group_row0();
     return {work.keys.first - key0, work.keys.end - key0};
@@ -259,9 +260,9 @@ struct DkdvSm90Steps {
     const RowSpan here = keys_here();
     return here.first > 0 || here.end < KEYS;
   }
-  // Whether some of the queries from row0 on belong to the next sequence.
+  // Tells if some of the queries from row0 on belong to the next sequence.
   __device__ __forceinline__ bool lacks_queries(int row0) const {
-    if (p.packing.cu_seqlens_q == nullptr) return false;  // the map ends there
+    if (p.packing.cu_seqlens_q == nullptr) return false;  // the tensor map ends there
     return work.seqlen_q - row0 < BLOCK_M;
   }
   __device__ __forceinline__ static void publish_zeros() {
@@ -278,8 +279,8 @@ struct DkdvSm90Steps {
     publish_zeros();
   }
 
-  // Writes zeros to the queries of the next sequence. Each warpgroup does so, as the other may skip
-  // this stage.
+  // Writes zeros to the queries of the next sequence. Each warpgroup does so, because the other one
+  // may skip this stage.
   __device__ __forceinline__ void clear_queries(int s, int row0) const {
     if (!lacks_queries(row0)) return;
     const RowSpan here{0, work.seqlen_q - row0};
@@ -313,8 +314,8 @@ struct DkdvSm90Steps {
                                  view.row, work.seqlen_k - row0, columns);
   }
 
-  // f(x, y, place) for each two columns of this lane's part of dK or dV, of keys that exist, and
-  // where they lie as fp32 sums.
+  // Calls f(x, y, address) for each pair of columns of this lane's part of dK or dV, in rows of
+  // keys that exist. The address is that of the fp32 sums.
   template <int NT, class F>
   __device__ __forceinline__ void each_partial(Accumulator<1, NT>& sum, float* sums, F f) const {
     const int row0 = work.block.key0 + group_row0();

@@ -1,7 +1,7 @@
 // dQ = dS @ K from the spilled dS, on Hopper: a product over the key tiles that the chunk holds and
 // this block's queries can see.
 //
-// Grid      x = query tile, query head of the chunk's units.
+// Grid      x = query tile, query head of the chunk's (batch, kv head) pairs.
 // Block     a warpgroup of which one thread loads, and 2 warpgroups of 64 queries each.
 // Shared    STAGES stages of one 64-key tile of K and the dS tiles of the block's queries.
 // Pipeline  The copy engine fills the stages. While the products of a stage run, a warp takes its
@@ -95,21 +95,22 @@ struct DqGemmSm90 {
   }
 
  private:
-  // How many blocks of 16 keys from key0 on there are. dS of the others need not have been stored.
+  // Returns how many blocks of 16 keys exist from key0 on. dS of later blocks need not have been
+  // stored.
   __device__ __forceinline__ int blocks_of(int key0) const {
     return (work.sequence.seqlen_k - key0 + 15) / 16;
   }
 
-  // f(x, y, place) for each two columns of this lane's part of dQ, and where they lie in dq_accum
-  // between key chunks.
+  // Calls f(x, y, address) for each pair of columns of this lane's part of dQ, with their address
+  // in dq_accum, which keeps dQ between key chunks.
   template <class F>
   __device__ __forceinline__ void each_accumulated(Sum& dq, F f) const {
     const int64_t rows = (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
                          int64_t{STATISTICS_ALIGNMENT};
     const int lane = fresh_thread() % 32;
     const int row = consumer() * DS_TILE + warp_of_consumer() * 16 + lane / 4;
-    // NOTE: the columns that exist, as this kernel and that of dK/dV, whose size the workspace is
-    // made for, are chosen independently.
+    // NOTE: dq_accum has head_dim columns, not the compiled number: the kernels of dQ and of dK/dV
+    // are chosen independently, and the size of the workspace follows from the latter.
     float* at =
         p.dq_accum + (work.block.head * rows + work.block.row0 + row) * p.head_dim + lane % 4 * 2;
 #pragma unroll
@@ -143,7 +144,7 @@ struct DqGemmSm90 {
         wgmma<T, true>(dq.x[0], ds[k][0], b_k + Tile::columns_step(k));
       wgmma_commit();
       stages.advance();
-      // NOTE: in a branch, over which ptxas moves no wait.
+      // NOTE: in a branch, because ptxas moves no wait across it.
       if (left > 0) next_clean = load_fragments(next, stages);
       wgmma_wait<0>();
       hold(dq.x[0]);

@@ -1,5 +1,5 @@
-// The part of dQ that the fused kernel computes: of a query tile and one block's keys, on its way to
-// or from the sum over the key blocks.
+// The part of dQ that a block of the fused kernel computes, for a query tile and the block's keys, and
+// its addition to the sum over all key blocks.
 #pragma once
 
 #include "core/ds_scale.h"
@@ -14,7 +14,7 @@ namespace flash_dist {
 struct DqRows {
   uint16_t* dq;
   int64_t stride;
-  int rows, columns;  // that exist
+  int rows, columns;  // existing rows and columns
 
   __device__ __forceinline__ DqRows(const BwdParams& p, const DkdvSm90Work& work,
                                     const DqItem& item)
@@ -25,13 +25,13 @@ struct DqRows {
         columns(p.head_dim) {}
 };
 
-// NT * 8 columns of a warpgroup's product. In a stage, and in the sum in global memory, they lie in
-// the order of its registers.
+// NT * 8 columns of a warpgroup's product. They are stored in the order of its registers, both in a
+// stage and in the sum in global memory.
 template <int NT>
 struct DqPart : Accumulator<1, NT> {
   using Accumulator<1, NT>::x;
 
-  // Address of four neighbouring numbers of this thread.
+  // Returns the address of four adjacent numbers of this thread.
   __device__ __forceinline__ static uint32_t place(uint32_t stage, int n) {
     return stage + (n * WARPGROUP + fresh_thread() % WARPGROUP) * 16;
   }
@@ -67,7 +67,7 @@ struct DqColumns : DqPart<COLUMNS / 8> {
   static constexpr int BYTES = Config::BLOCK_M * COLUMNS * static_cast<int>(sizeof(float));
 
   // dQ = dS @ K                                           [BLOCK_M, COLUMNS]
-  // keys: where the columns begin in the tile of K.
+  // keys: the address of the first of the columns in the tile of K.
   __device__ __forceinline__ void issue(uint32_t ds, uint32_t keys) {
     const uint64_t a = DsTile::by_columns(ds);
     const uint64_t b = KTile::by_columns(keys);
@@ -80,20 +80,21 @@ struct DqColumns : DqPart<COLUMNS / 8> {
     wgmma_commit();
   }
 
-  // Writes them, `column` and those behind it, rounded, through the stage.
+  // Writes the columns, from `column` of dQ on, rounded and through the stage.
   __device__ __forceinline__ void finish(uint32_t stage, float scale, const DqRows& to,
                                          int column) {
     this->scale(scale);
-    // NOTE: two steps: their product would stay in a register throughout the kernel.
+    // NOTE: two steps, because the product of both factors would stay in a register throughout the
+    // kernel.
     if constexpr (DS_SCALE<T> != 1.0f) this->scale(1.0f / DS_SCALE<T>);
     store_rows<DqTile, Target, T>(*this, stage, to.dq + column, to.stride, to.rows,
                                   to.columns - column);
-    // NOTE: the copy engine writes the next sum where these reads were.
+    // NOTE: the copy engine writes the next sum to the memory that these reads used.
     fence_proxy_async();
   }
 };
 
-// All columns, as many at a time as the registers of warpgroup 3 hold.
+// Computes all columns of dQ, as many at a time as the registers of warpgroup 3 hold.
 template <class Config>
 struct DqSum : DqColumns<Config, Config::HEAD_DIM == 96 ? 96 : 64> {
   using KTile = typename Config::KTile;
@@ -108,8 +109,8 @@ struct DqSum : DqColumns<Config, Config::HEAD_DIM == 96 ? 96 : 64> {
   }
 };
 
-// The columns of warpgroup `half` of the two that own keys: a panel of K, and half of the one between
-// their panels. Where they begin in dQ, in the tile of K, and in a stage.
+// The columns of dQ that warpgroup `half` of the two with keys computes: a panel of K, and half of
+// the panel between theirs. Holds where these columns begin in dQ, in the tile of K and in a stage.
 template <class Config>
 struct DqHalf {
   using KTile = typename Config::KTile;

@@ -31,10 +31,11 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
   work.items = DkdvCursor<Config>::count(p, work);
 }
 
-// The items of a block of the fused kernel. Where the first keys come first, it goes through its
-// queries from the last to the first, all heads of a tile before the next tile: so it stays a step or
-// more behind the blocks that come earlier in the order. NOTE: head by head, it would reach the next
-// head before these blocks, which see more queries, and wait there.
+// The items of a block of the fused kernel. If dQ is summed from the first keys on, the block goes
+// through its queries from the last to the first, and through all heads of a tile before the next
+// tile. It then stays at least one step behind the blocks that come earlier in the order. NOTE:
+// head by head, it would reach the next head before these blocks, which see more queries, and would
+// wait there.
 template <class Config>
 struct FusedCursor : DkdvCursor<Config> {
   using Base = DkdvCursor<Config>;
@@ -113,7 +114,7 @@ struct FusedItem : DkdvItem {
 struct DqItem {
   int row0;
   int head_in_group;
-  int tile;  // of dq_accum
+  int tile;  // index in dq_accum
   DqOrder order;
 };
 

@@ -277,7 +277,7 @@ struct FwdKvcacheTile {
   __device__ __forceinline__ void end_group(int j, bool is_last) {
     float4* const own = parked();
     float2* const stats =
-        &smem.parked_stats[warp_row() + fresh_thread() % 32 / 4];  // of row h: element 8 * h
+        &smem.parked_stats[warp_row() + fresh_thread() % 32 / 4];  // stats[8 * h] belongs to row h
     if (j / GROUP_BLOCKS != work.bounds.begin / GROUP_BLOCKS) {
       Combine combines[2] = {Combine(0.0f, 0.0f), Combine(0.0f, 0.0f)};
 #pragma unroll

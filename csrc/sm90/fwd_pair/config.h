@@ -67,7 +67,7 @@ struct FwdPairSm90Config
     Exchange exchange;
     Work work;
     uint64_t q_full[K_SLICES], full[Plan::STAGES], empty[Plan::STAGES];
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
 
     // Called by one thread.
     __device__ __forceinline__ void make_barriers() {

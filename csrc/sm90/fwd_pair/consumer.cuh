@@ -1,4 +1,4 @@
-// A warpgroup of the forward kernel for pairs of blocks that computes: 64 queries of one tile.
+// A consumer warpgroup of the forward kernel for pairs of blocks: it computes 64 queries of one tile.
 //
 //   S = Q @ K(0).T; P(0) = softmax; P(0) to the other block
 //   for each further pair of steps i:
@@ -9,10 +9,11 @@
 //     wait for O; rescale it
 //   O += P @ V of the last pair
 //
-// Both blocks have the same maxima in each step, those of the keys of both. An exchange needs no barrier
-// that says that the last one has been read: maxima of step i are sent after P(i - 1) of the other
-// block has been read, and P(i) is sent after these maxima have come, so that the other block
-// has read P(i - 1), too. It has read the maxima of step i - 1 before it sent that.
+// Both blocks use the same maxima in each step: those over the keys of both. The exchange needs no
+// barrier to tell that data has been read. A block reads P(i - 1) of the other block before it
+// sends its maxima of step i, and waits for the other block's maxima before it sends P(i). So the
+// other block has read P(i - 1) by then. It read the maxima of step i - 1 even earlier, before it
+// sent P(i - 1).
 #pragma once
 
 #include "core/uncovered.cuh"
@@ -197,7 +198,7 @@ class FwdPairConsumer {
     mbarrier_wait(shared_address(&smem_.full[slices_.stage]), slices_.parity);
     return uniform(shared_address(smem_.slices[slices_.stage]));
   }
-  // Tells that this warp has read the oldest slice that it has not released.
+  // Releases the oldest slice that this warp has not released, which it has read.
   __device__ __forceinline__ void release() {
     __syncwarp();
     if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&smem_.empty[read_.stage]));
@@ -255,7 +256,7 @@ class FwdPairConsumer {
   // Number of this warp among the consumers' warps.
   __device__ __forceinline__ static int warp() { return fresh_thread() / 32 - WARPS_OF_GROUP; }
 
-  // To the other block: the maximum or the sum of this warp's rows.
+  // Sends the maximum or the sum of this warp's rows to the other block.
   __device__ __forceinline__ void send_stats(const float (&x)[2]) const {
     const int lane = fresh_thread() % 32;
     if (lane % 4 == 0) {
@@ -276,7 +277,7 @@ class FwdPairConsumer {
     return load_shared_8(shared_address(&smem_.exchange.stats[warp()][lane / 4]));
   }
 
-  // P, rounded, here and to the other block.
+  // Rounds P, and also sends it to the other block.
   __device__ __forceinline__ void send_weights(Weights& p, const Scores& s) const {
     const int lane = fresh_thread() % 32;
     const uint32_t at =
@@ -289,7 +290,7 @@ class FwdPairConsumer {
       store_remote_16(at + k * 512, {p[k][0][0], p[k][0][1], p[k][0][2], p[k][0][3]}, full);
     }
   }
-  // P of the other block's step of a pair.
+  // Loads P of the other block's step of a pair.
   __device__ __forceinline__ void take_weights(Weights& p, int pair) const {
     const uint32_t full = shared_address(&smem_.exchange.weights_full[warp()]);
     mbarrier_wait(full, pair % 2);
@@ -301,7 +302,7 @@ class FwdPairConsumer {
       const uint4 x = load_shared_16(shared_address(&smem_.exchange.weights[warp()][k][lane]));
       p[k][0][0] = x.x, p[k][0][1] = x.y, p[k][0][2] = x.z, p[k][0][3] = x.w;
     }
-    // NOTE: the loads stand before the maxima that let the other block write here again.
+    // NOTE: these loads come before the maxima that let the other block write here again.
     hold(p);
     __syncwarp();
   }
@@ -325,7 +326,7 @@ class FwdPairConsumer {
     barrier_sync(ALL_CONSUMERS, THREADS);
   }
 
-  // out, and lse by block 0.
+  // Stores out; block 0 also stores lse.
   __device__ __forceinline__ void store(OutSlice (&o)[V_SLICES], SoftmaxState<1>& softmax) const {
     const FwdParams& p = params_.p;
     const FwdBlock& block = work_.block;
@@ -345,7 +346,7 @@ class FwdPairConsumer {
   typename Config::Smem& smem_;
   const typename Config::Work& work_;
   const int rank_;
-  typename Config::Slices slices_, read_;  // the next to read, and to release
+  typename Config::Slices slices_, read_;  // next slice to read, and next to release
   int stats_parity_ = 0;
 };
 

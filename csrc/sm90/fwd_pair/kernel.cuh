@@ -1,5 +1,5 @@
-// Forward attention on Hopper for head_dims whose output is more than the registers of a block: out =
-// softmax(q @ k.T * softmax_scale) @ v and lse.
+// Forward attention on Hopper for head_dims whose output does not fit in the registers of a block:
+// out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
 // Grid      A cluster of two blocks for each tile of 128 queries.
 // Block     A warpgroup of which one thread loads, and two consumers of 64 queries each. Both blocks

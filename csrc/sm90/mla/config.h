@@ -15,12 +15,13 @@ namespace flash_dist {
 struct MlaSm90Params {
   alignas(128) CUtensorMap k;
   AxisSteps k_axes;
-  int box_keys;  // of a box: a whole tile, or those that lie together in every cache
+  int box_keys;  // keys per box: a tile, or the 16 that are contiguous in every cache
   LatentParams p;
 };
 
-// Neighbouring blocks share a split if work tiles have more rows than a block, so that they read the same
-// keys at about the same time. So do the blocks of a cluster.
+// Returns the split of this block. Two adjacent blocks share a split if work tiles have more rows
+// than a block, so that they read the same keys at about the same time. The blocks of a cluster
+// share a split, too.
 template <class Config>
 __device__ __forceinline__ int split_of_block(const DecodeParams& p) {
   return Config::CLUSTER > 1 || p.block_rows > Config::BLOCK_ROWS ? fresh_block() / 2
@@ -31,13 +32,15 @@ __device__ __forceinline__ int block_row0(const DecodeParams& p) {
   return p.block_rows > Config::BLOCK_ROWS ? fresh_block() % 2 * Config::BLOCK_ROWS : 0;
 }
 
-// What warpgroups do with their registers (setmaxnreg). A block with two consumers hands them on.
+// The registers of each role (setmaxnreg). In a block with two consumers, the loader gives
+// registers to them.
 template <int BLOCKS>
 struct LatentRegisters {
   static constexpr int LOADER_REGISTERS = 40;
   static constexpr int CONSUMER_REGISTERS = registers_left(2, 1, LOADER_REGISTERS);
 };
-// NOTE: with one consumer there are enough at launch, but ptxas serializes wgmma without a limit (C7515).
+// NOTE: with one consumer there are enough registers at launch, but without a limit ptxas
+// serializes wgmma (C7515).
 template <>
 struct LatentRegisters<2> {
   static constexpr int LOADER_REGISTERS = 128, KEPT_REGISTERS = 240;
@@ -47,38 +50,38 @@ template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int P
           int CLUSTER_ = 1>
 struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRegisters<CLUSTER_> {
   static constexpr int THREADS = Plan::WARPS * 32;
-  static constexpr int CLUSTER = CLUSTER_;  // blocks, each with one consumer if there are two
+  static constexpr int CLUSTER = CLUSTER_;  // blocks per cluster; with two, each has one consumer
   static constexpr int CONSUMERS =
-      (THREADS / WARPGROUP - 1) * CLUSTER;  // which share the columns of O
+      (THREADS / WARPGROUP - 1) * CLUSTER;  // they share the columns of O
   static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
-  static constexpr int COLUMNS = HEAD_DIM_V / CONSUMERS;  // of O, for each consumer
-  static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads; a warp loads keys
+  static constexpr int COLUMNS = HEAD_DIM_V / CONSUMERS;  // columns of O per consumer
+  static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads; one warp loads keys
   static constexpr int BLOCK_ROWS = 64;
-  static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
-  static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // of a key block, one for each consumer's S
+  static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys per tile
+  static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // tiles per key block, one per consumer's S
   using Splits = DecodeSplits<THREADS, LATENT_SOFTMAX_BLOCKS>;
-  using Tile = Panels<64>;  // of Q, of K, and of P
+  using Tile = Panels<64>;  // layout of Q, K and P
   static constexpr int PANELS = Tile::count(HEAD_DIM);
-  static constexpr int OWN_PANELS = COLUMNS / Tile::COLUMNS;  // of V, of one consumer
+  static constexpr int OWN_PANELS = COLUMNS / Tile::COLUMNS;  // panels of V per consumer
   static constexpr int V_PANELS = CONSUMERS * OWN_PANELS;
-  static constexpr int P_PANEL = V_PANELS;     // holds keys without values, and P after S
-  static constexpr int CHUNKS = HEAD_DIM / 8;  // of 16 bytes, in a row
-  // Key blocks whose cursors may be read: when the loader is at one, consumers are done with the one
-  // before the last.
+  static constexpr int P_PANEL = V_PANELS;     // has no values; P is stored there after S
+  static constexpr int CHUNKS = HEAD_DIM / 8;  // 16-byte chunks per row
+  // Key blocks whose cursors may be read. When the loader is at one, the consumers have finished
+  // the one before the previous.
   static constexpr int CURSORS = 2;
   static_assert(CONSUMERS == 2 && BLOCK_ROWS == 64 && BLOCK_N == 64);
   static_assert(TILES == CONSUMERS && TILES == Plan::STAGES && PANELS == V_PANELS + 1);
   static_assert(Splits::GROUP == LATENT_SOFTMAX_BLOCKS, "O of a group stays in registers");
 
-  // The panels of a tile whose last read is by consumer `part`: its columns of the values and, if the
-  // other consumer has S of the tile, P.
+  // panel_count, panel_of: the panels of a tile that consumer `part` reads last. These are its
+  // columns of the values and, if the other consumer computes S of the tile, P.
   __host__ __device__ static constexpr int panel_count(int tile, int part) {
     return OWN_PANELS + (tile != part);
   }
   __host__ __device__ static constexpr int panel_of(int part, int i) {
     return i < OWN_PANELS ? part * OWN_PANELS + i : P_PANEL;
   }
-  // Panel i of a tile in the order in which S takes them: the first to arrive first.
+  // Returns panel i of a tile in the order in which S uses them. The first to arrive comes first.
   __host__ __device__ static constexpr int scores_panel(int tile, int i) {
     return i < V_PANELS ? (tile * OWN_PANELS + i) % V_PANELS : P_PANEL;
   }
@@ -86,17 +89,17 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
   struct Smem {
     alignas(1024) uint8_t k[TILES][PANELS * Tile::BYTES];
     alignas(1024) uint8_t q[PANELS * Tile::BYTES];
-    float tops[TILES][BLOCK_ROWS];  // of the rows after each tile
-    float sums[TILES][BLOCK_ROWS];  // of the rows over all such tiles of a group
+    float tops[TILES][BLOCK_ROWS];  // top of each row after each tile
+    float sums[TILES][BLOCK_ROWS];  // sum of each row over all such tiles of a group
     uint64_t k_full[TILES][PANELS], k_empty[TILES][CONSUMERS];
     uint64_t q_full, q_empty;
     typename Splits::Smem counting;
-    Splits splits;                     // the members that all threads have in common
-    int2 bounds;                       // of the split
-    DecodeCursor key_blocks[CURSORS];  // of the last key blocks loaded
-    __device__ Smem() = delete;        // laid over shared memory, never made
+    Splits splits;                     // the members that are equal in all threads
+    int2 bounds;                       // key blocks [begin, end) of the split
+    DecodeCursor key_blocks[CURSORS];  // cursors of the last key blocks loaded
+    __device__ Smem() = delete;        // only a layout of shared memory, never constructed
 
-    // Called by one thread.
+    // Initializes the barriers. Called by one thread.
     __device__ __forceinline__ void make_barriers() {
       for (int tile = 0; tile < TILES; ++tile) {
         for (uint64_t& full : k_full[tile]) mbarrier_init(shared_address(&full), 1);

@@ -1,4 +1,4 @@
-// What the warpgroups that compute have in common: a group of key blocks, masks, and P @ V.
+// Shared code of the consumer warpgroups: groups of key blocks, masks, and P @ V.
 #pragma once
 
 #include "core/decode_rows.cuh"
@@ -14,13 +14,14 @@
 
 namespace flash_dist {
 
-// Called by a warp after its last read.
+// Arrives at an empty barrier. Called by a warp after its last read.
 __device__ __forceinline__ void release(const uint64_t& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&empty));
 }
 
-// Consumer `part` has S of tile `part` of each key block and its own columns of O.
+// A consumer. Consumer `part` computes S of tile `part` of each key block, and its own columns of
+// O.
 template <class Config>
 class LatentConsumerBase {
  protected:
@@ -37,12 +38,13 @@ class LatentConsumerBase {
   __device__ __forceinline__ LatentConsumerBase(const LatentParams& p, Smem& smem, const Place& own)
       : p_(p), smem_(smem), own_(own) {}
 
-  // The cursor of a key block of the split. Valid once a panel that this consumer releases is loaded.
+  // Returns the cursor of the key block `ahead` of this one. Valid once a panel that this consumer
+  // releases is loaded.
   __device__ __forceinline__ const DecodeCursor& key_block(int ahead = 0) const {
     return smem_.key_blocks[(number_ + ahead) % Config::CURSORS];
   }
 
-  // Begins a group, of whose first key block keys are loaded.
+  // Begins a group. Some keys of its first key block must be loaded.
   __device__ __forceinline__ void begin_group() {
     const DecodeCursor& at = key_block();
     group_end_ = number_ + at.group_end<Config::Splits::GROUP>() - at.position;
@@ -61,7 +63,7 @@ class LatentConsumerBase {
       mbarrier_wait(shared_address(&smem_.q_full), work_tiles_++ % 2);
     }
   }
-  // S += Q @ K.T of a panel of K, which has descriptor b_k. FIRST: S is written and not read.
+  // S += Q @ K.T for a panel of K with descriptor b_k. FIRST: writes S without reading it.
   template <bool FIRST>
   __device__ __forceinline__ static void multiply_panel(Scores& s, uint64_t a_q, uint64_t b_k) {
     wgmma_fence();
@@ -79,18 +81,19 @@ class LatentConsumerBase {
     hold(s.x[0]);
   }
 
-  // Whether all rows of the warp see all keys of the key block.
+  // Tells if all rows of the warp see all keys of the key block.
   __device__ __forceinline__ bool all_visible() const {
     return full_begin_ <= number_ && number_ < full_end_;
   }
-  // The rows of tile TILE whose keys exist.
+  // Returns the rows of tile TILE whose keys exist.
   template <int TILE>
   __device__ __forceinline__ RowSpan rows_that_exist() const {
     const DecodeCursor& at = key_block();
     const int key0 = at.key_block * KEY_BLOCK + TILE * Config::BLOCK_N;
     return {at.extent.visible_begin - key0, at.extent.visible_end - key0};
   }
-  // Whether keys of the tile do not exist: their values are zeroed, as memory may hold NaN.
+  // Tells if keys of the tile do not exist. Their values must be zeroed, because memory may hold
+  // NaN.
   template <int TILE>
   __device__ __forceinline__ bool lacks_keys() const {
     if (all_visible()) return false;
@@ -112,7 +115,7 @@ class LatentConsumerBase {
 
   __device__ __forceinline__ float scale() const { return p_.scores.scale * LOG2_E; }
 
-  // Adds the sums of a tile, those of all lanes of the rows.
+  // Adds the sums of a tile, which include all lanes of a row, to `sum`.
   __device__ __forceinline__ static void add_sums(float (&sum)[2], const float (&tile)[2],
                                                   const float (&keep)[2], const float (&add)[2]) {
 #pragma unroll
@@ -132,8 +135,8 @@ class LatentConsumerBase {
     wgmma_commit();
   }
 
-  // Combines a group with its work tile, which rests in memory until it is complete, or stores the
-  // partial if other splits have key blocks of the work tile, too.
+  // Combines a group with its work tile, which is kept in global memory until it is complete. If
+  // other splits have key blocks of the work tile, stores the group's partial instead.
   __device__ __forceinline__ void finish_group(const DecodeCursor& at) {
     const int2 bounds = smem_.bounds;
     const bool owns_tile = bounds.x <= at.tile_begin() && at.tile_end() <= bounds.y;
@@ -151,11 +154,11 @@ class LatentConsumerBase {
   Smem& smem_;
   const Place own_;
   Partial<OT> part_;
-  int number_ = 0;             // of the key block, in the split
-  int group_end_, tile_end_;   // number behind the last key block of the group, and of the last of
-                               // the work tile, -1 if later
+  int number_ = 0;             // number of the key block in the split
+  int group_end_, tile_end_;   // number after the last key block of the group; number of the last
+                               // one of the work tile, -1 if it is later
   int full_begin_, full_end_;  // numbers of key blocks of which all rows of the warp see all keys
-  int work_tiles_ = 0;         // whose queries have come
+  int work_tiles_ = 0;         // number of work tiles whose queries have arrived
 };
 
 }  // namespace flash_dist

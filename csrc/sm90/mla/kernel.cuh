@@ -2,24 +2,25 @@
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
 // Grid      As many blocks as the GPU holds, one for each split of the key blocks of all sequences
-//           (core/decode_work.cuh), in whole groups.
-// Block     A warpgroup that loads, and two consumers of 64 rows, queries of all heads. A key block of
-//           128 keys is two tiles. The first consumer computes S and P of the first tile, the second
-//           those of the second, and each has half of the columns of O. While one is in its softmax, the
-//           other multiplies (FlashMLA's seesaw).
-// Shared    Both tiles of K and one of Q, in panels of 64 columns. P of a tile takes the place of its
-//           last panel, which holds no values and which S alone reads.
-// Pipeline  The copy engine fills the tiles panel by panel, with a barrier for each, so that S begins
-//           with the first panel. A panel is filled again after its last read. S of the next key block is
-//           issued right behind O of this one. The queries of the next work tile are loaded after the
-//           last S of this one.
-// Order     The first consumer adds P @ V of the first tile and then of the second; the second consumer
-//           adds its own first, so that no panel that its S waits for waits for its O. All row
-//           maxima are whole numbers, so that rescaling is exact, P of the first tile included.
+//           (core/decode_work.cuh). Splits have complete groups.
+// Block     A warpgroup that loads, and two consumers of 64 rows, queries of all heads. A key block
+//           of 128 keys is two tiles. The first consumer computes S and P of the first tile, the
+//           second consumer those of the second tile. Each has half of the columns of O. While one
+//           computes its softmax, the other multiplies (FlashMLA's seesaw).
+// Shared    Both tiles of K and one of Q, in panels of 64 columns. P of a tile is stored in the
+//           tile's last panel, which holds no values and is read only for S.
+// Pipeline  The copy engine fills the tiles panel by panel, with a barrier for each, so that S
+//           begins with the first panel. A panel is filled again after its last read. S of the next
+//           key block is issued right after O of this one. The queries of the next work tile are
+//           loaded after the last S of this one.
+// Order     The first consumer adds P @ V of the first tile and then of the second; the second
+//           consumer adds its own tile first. Otherwise a panel that it needs for S would have to
+//           wait for its O. All row maxima are whole numbers, so that rescaling is exact, P of the
+//           first tile included.
 //
-// O of 64 rows fills the registers: there is no room for O of a group beside O of a work tile. So each
-// group has one online softmax over its tiles, and is never cut. O of the work tile before it rests in
-// memory (sm90/mla/rest.cuh).
+// O of 64 rows fills the registers: there is no room for both O of a group and O of a work tile. So
+// each group has one online softmax over its tiles, and splits never cut it. O of the previous
+// groups of the work tile is kept in memory (sm90/mla/rest.cuh).
 #pragma once
 
 #include "core/softmax.cuh"
@@ -30,12 +31,12 @@
 
 namespace flash_dist {
 
-// P of a tile is stored, of both; both have stored their sums. From HAS_SCORES on, one of each
-// consumer: all of its warps have S.
+// P_READY + i: P of tile i is stored. SUMS_READY: both consumers have stored their sums. HAS_SCORES
+// + i: all warps of consumer i have S.
 enum LatentBarrier : int { P_READY = 1, SUMS_READY = P_READY + 2, HAS_SCORES };
 
-// The two warpgroups that compute. The first consumer has S of the first tile of a key block and the
-// first columns of O.
+// The consumer warpgroups. The first one computes S of the first tile of a key block, and the first
+// columns of O.
 template <class Config>
 class LatentConsumer : LatentConsumerBase<Config> {
   using Base = LatentConsumerBase<Config>;
@@ -57,11 +58,11 @@ class LatentConsumer : LatentConsumerBase<Config> {
       : Base(p, smem,
              {static_cast<int>(uniform(threadIdx.x / WARPGROUP)) - 1, block_row0<Config>(p)}) {}
 
-  // Computes the key blocks of the split, `key_blocks` of them, in whole groups.
+  // Computes the key blocks of the split in complete groups. key_blocks: their number.
   __device__ __forceinline__ void run(int key_blocks) {
     Scores s;
-    // NOTE: one end of a group for both consumers: instructions that are seldom executed are waited
-    // for.
+    // NOTE: both consumers share the code at the end of a group, because seldom executed
+    // instructions must be fetched.
 #pragma unroll 1
     while (number_ < key_blocks) {
       begin_group();
@@ -74,7 +75,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     }
   }
 
-  // Stores P of the key blocks instead.
+  // Stores P of the key blocks instead of computing O.
   __device__ __forceinline__ void store_weights(int key_blocks) {
     if (own_.part == 0) {
       store_weights_of<0>(key_blocks);
@@ -90,7 +91,8 @@ class LatentConsumer : LatentConsumerBase<Config> {
     Base::begin_group();
   }
 
-  // Computes a group, whose first S is there but for that of the split.
+  // Computes a group. S of its first key block has been computed already, except at the start of
+  // the split.
   template <int PART>
   __device__ __forceinline__ void compute(Scores& s, int key_blocks) {
     if (number_ == 0) {
@@ -118,7 +120,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     }
   }
 
-  // Stores P of the own tile of a key block, and top and sum of its rows.
+  // Stores P of this consumer's tile of a key block, with top and sum of its rows.
   template <int PART>
   __device__ __forceinline__ void store_tile_weights() {
     Scores s;
@@ -141,7 +143,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     }
   }
 
-  // Computes a key block, then S of the next one, first consumer.
+  // First consumer: computes a key block, then S of the next one.
   __device__ __forceinline__ void lead(Scores& s, bool goes_on) {
     Weights first, second;
     float top[2], sum[2];
@@ -167,7 +169,8 @@ class LatentConsumer : LatentConsumerBase<Config> {
     rescale(part_.out, factors.keep);
     this->multiply_values(values<0>(1), second);
     if (goes_on) {
-      // NOTE: to issue all of S takes as long as its products, and O may be complete.
+      // NOTE: issuing all of S takes as long as its products. O may be complete earlier, so only
+      // the first panel is issued before the wait.
       issue_scores<0, 0, 1>(s, 1, false);
       wgmma_wait<1>();
     } else {
@@ -179,7 +182,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     if (goes_on) issue_scores<0, 1, Config::PANELS>(s, 1, false);
   }
 
-  // The same, second consumer.
+  // Second consumer: computes a key block, then S of the next one.
   __device__ __forceinline__ void follow(Scores& s, bool goes_on) {
     Weights first, second;
     float top[2], top_first[2], sum[2];
@@ -228,7 +231,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     wgmma_commit();
   }
 
-  // Adds the sums of a tile.
+  // Adds the sums of a tile to those of the group.
   __device__ __forceinline__ void add_sums(const float (&sum)[2], const float (&keep)[2],
                                            const float (&add)[2]) {
     Base::add_sums(part_.sum, {quad_sum(sum[0]), quad_sum(sum[1])}, keep, add);
@@ -237,14 +240,14 @@ class LatentConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ uint32_t weights_panel(int tile) const {
     return shared_address(smem_.k[tile]) + Config::P_PANEL * Tile::BYTES;
   }
-  // The consumer's columns of the values of a tile.
+  // Returns the address of the consumer's columns of the values of a tile.
   template <int PART>
   __device__ __forceinline__ uint32_t values(int tile) const {
     return shared_address(smem_.k[tile]) + PART * Config::OWN_PANELS * Tile::BYTES;
   }
 
-  // Stores P of the own tile, and the tops, for the other consumer. Zeroes values of keys that do not
-  // exist.
+  // Stores P of this consumer's tile, and its tops, for the other consumer. Zeroes the values of
+  // keys that do not exist.
   template <int PART>
   __device__ __forceinline__ void give_weights(const Weights& weights,
                                                const float (&top)[2]) const {
@@ -267,7 +270,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     top[1] = smem_.tops[tile][own_.row_of_block(1)];
   }
 
-  // Ends a group: adds the sums of both tiles.
+  // Ends a group: adds the sums of both consumers.
   __device__ __forceinline__ void take_group(const DecodeCursor& at) {
     if (threadIdx.x % 4 == 0) {
       smem_.sums[own_.part][own_.row_of_block(0)] = part_.sum[0];
@@ -282,7 +285,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
   }
 };
 
-// Runs a block. stores_weights: all that it does is to store P of the key blocks of its split.
+// Runs a block. STORES_WEIGHTS: it only stores P of the key blocks of its split.
 template <class Config, bool STORES_WEIGHTS>
 __device__ __forceinline__ void latent_block(const MlaSm90Params& params) {
   using Target = typename Config::Target;

@@ -1,4 +1,4 @@
-// Launch of the kernel of latent keys for many heads, and which calls it serves.
+// Launches the kernels of latent keys for many heads, and decides which calls they serve.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 
 namespace flash_dist {
 
-// Fewer heads are one tile of the other kernel, which is as fast as memory, with bits of its own.
-// More would be several tiles there.
-// NOTE: a rule of heads alone, not of queries: a prefill in chunks has the bits of the prefill at
-// once.
+// Fewest heads of a group for these kernels. With fewer, one tile of 16 rows of the other kernel
+// holds all heads: that kernel is as fast as memory, and has other bits. With more, it would need
+// several tiles. NOTE: the rule depends on heads only, not on queries, so that a prefill in chunks
+// has the bits of the prefill at once.
 constexpr int MANY_HEADS = 17;
 
 inline Axes cache_axes(const DecodeParams& p) { return {1, p.num_heads_kv, p.cache.entries}; }
@@ -53,7 +53,7 @@ cudaError_t launch_mla_sm90(const void* kernel, const void* params, cudaStream_t
   });
 }
 
-// A block for each group that there may be, and panel.
+// Launches a block for each possible group and each panel of values.
 template <class Config>
 cudaError_t launch_mla_values_sm90(const void* kernel, const void* params, cudaStream_t stream) {
   const auto& p = *static_cast<const LatentParams*>(params);

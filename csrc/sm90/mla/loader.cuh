@@ -1,4 +1,4 @@
-// The warpgroup that loads: one warp lets the copy engine load keys, the others copy queries.
+// The loading warpgroup: one warp issues the TMA copies of keys, the other warps copy queries.
 #pragma once
 
 #include "core/decode_work.cuh"
@@ -9,19 +9,20 @@
 
 namespace flash_dist {
 
-// Whether the next key block of a split is its first of a work tile.
+// Tells if the next key block of a split is its first one of a work tile.
 __device__ __forceinline__ bool begins_tile(const DecodeCursor& at, bool is_first) {
   return is_first || at.key_block == at.extent.first;
 }
 
-// Where a panel of a tile is loaded to, and the barrier of the copy.
+// The destination of a panel of a tile, and the barrier of its copy.
 struct PanelPlace {
   int panel;
   uint32_t smem, full;
 };
 
-// Loads keys of a split, by one warp. Addresses of the next key block are read from the tables while
-// this one is loaded: lane c has that of the 16 keys with number c, which lie together.
+// Loads the keys of a split in one warp. While a key block is loaded, the addresses of the next one
+// are read from the tables: lane c has the address of the c-th run of 16 keys, which are
+// contiguous.
 template <class Config>
 class LatentKeyLoader {
  protected:
@@ -41,7 +42,8 @@ class LatentKeyLoader {
       next_row_ = place.row;
     }
   }
-  // Turns to the key block that find() has found. Consumers are done with that of CURSORS before.
+  // Starts the key block that find() has found. Consumers have finished the key block CURSORS
+  // earlier.
   __device__ __forceinline__ void begin(const DecodeCursor& at) {
     if (threadIdx.x % 32 == 0) smem_.key_blocks[number_ % Config::CURSORS] = at;
     entry_ = next_entry_;
@@ -50,7 +52,8 @@ class LatentKeyLoader {
     exist_ = at.extent.visible_end - at.key_block * KEY_BLOCK;
   }
 
-  // Loads COUNT panels of a tile, boxes in which a key exists. place(i): of the i-th.
+  // Loads COUNT panels of a tile, only boxes in which a key exists. place(i): the place of the i-th
+  // panel.
   template <int COUNT, class Place>
   __device__ __forceinline__ void load_panels(int tile, Place place) const {
     const bool issues = threadIdx.x % 32 == 0;
@@ -79,16 +82,16 @@ class LatentKeyLoader {
 
   const MlaSm90Params& params_;
   Smem& smem_;
-  int number_ = 0;  // of the key block that is loaded, in the split
+  int number_ = 0;  // number of the loaded key block in the split
 
  private:
-  int next_entry_, next_row_;  // of this lane's 16 keys of the next key block
-  int entry_, row_;            // of those of the key block that is loaded
-  int head_, exist_;           // of the key block that is loaded: kv head, keys that exist
+  int next_entry_, next_row_;  // place of this lane's 16 keys in the next key block
+  int entry_, row_;            // place of those in the key block being loaded
+  int head_, exist_;           // of that key block: kv head, existing keys
 };
 
-// Loads both tiles of each key block together, panel by panel as their places become free, each with
-// its barrier.
+// Loads both tiles of each key block together, panel by panel as their places become free. Each
+// panel has a barrier.
 template <class Config>
 class LatentKeys : LatentKeyLoader<Config> {
   using Base = LatentKeyLoader<Config>;
@@ -101,7 +104,8 @@ class LatentKeys : LatentKeyLoader<Config> {
   __device__ __forceinline__ LatentKeys(const MlaSm90Params& params, Smem& smem)
       : Base(params, smem) {}
 
-  // NOTE: in the order in which both consumers release panels, or they wait for each other.
+  // NOTE: loads in the order in which both consumers release panels; otherwise they would wait for
+  // each other.
   __device__ __forceinline__ void load(DecodeCursor at, int key_blocks) {
     this->find(at);
 #pragma unroll 1
@@ -124,7 +128,7 @@ class LatentKeys : LatentKeyLoader<Config> {
     mbarrier_wait(shared_address(&smem_.k_empty[TILE][PART]), number_ % 2 ^ 1);
   }
 
-  // Loads the panels of a tile whose last read is by consumer PART.
+  // Loads the panels of a tile that consumer PART reads last.
   template <int TILE, int PART>
   __device__ __forceinline__ void load_part() const {
     wait_for_place<TILE, PART>();
@@ -136,13 +140,13 @@ class LatentKeys : LatentKeyLoader<Config> {
   }
 };
 
-// Loads the queries of a split, one work tile after the other, by the other warps, a row by each.
-// Rows that do not exist are zeros.
+// Loads the queries of a split, one work tile after the other, in the other warps, a row per warp.
+// Rows that do not exist become zeros.
 template <class Config>
 __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Config::Smem& smem,
                                              DecodeCursor at, int key_blocks) {
   constexpr int WARPS = Config::QUERY_LOADERS / 32;
-  constexpr int ROWS = (Config::BLOCK_ROWS + WARPS - 1) / WARPS;  // of a warp
+  constexpr int ROWS = (Config::BLOCK_ROWS + WARPS - 1) / WARPS;  // rows per warp
   static_assert(ROWS <= 32);
   const int warp = static_cast<int>(threadIdx.x) / 32 - 1,
             lane = static_cast<int>(threadIdx.x) % 32;

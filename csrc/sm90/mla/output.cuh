@@ -1,12 +1,12 @@
-// Stores columns of out of a consumer, 16 bytes at a time. The four lanes that share a row exchange
-// what they have of it first.
+// Stores a consumer's columns of out, 16 bytes at a time. Before that, the four lanes that share a
+// row exchange its elements.
 #pragma once
 
 #include "core/decode_rows.cuh"
 
 namespace flash_dist {
 
-// Lane i of a quad gets number i of each lane, in the order of lanes.
+// Lane i of a quad receives number i of each lane, in lane order.
 __device__ __forceinline__ void transpose_in_quad(uint32_t (&x)[4]) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_tile(const DecodeParams& p, const Partial<
                                            const DecodeCursor& at, const Place& own) {
   using Config = typename Place::Config;
   const int head = at.head;
-  // NOTE: computed here, as columns known before the loop of the block would take registers in it.
+  // NOTE: computed here, because columns that are known before the loop would take registers in it.
   const int lane = fresh_thread() % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

@@ -1,14 +1,16 @@
-// Attention of many heads to a cache of latent keys by clusters of two blocks, for fewer work tiles than
-// half of the multiprocessors. Each block does what one consumer of sm90/mla/kernel.cuh does, to the same
-// bits: S of one tile of each key block, and half of the columns of O.
+// Attention of many heads to a cache of latent keys by clusters of two blocks, for fewer work tiles
+// than half of the multiprocessors. Each block computes what one consumer of sm90/mla/kernel.cuh
+// computes, with the same bits: S of one tile of each key block, and half of the columns of O.
 //
 // Grid      A cluster for each split of the key blocks.
 // Block     A warpgroup that loads, and one that computes.
-// Exchange  P of a tile, and tops and sums of its rows, go from each thread to the same thread of the
-//           other block, by way of one of SLOTS places in that block's memory. A block that sends has
-//           read what came two key blocks before, as its peer has sent what comes after that.
-// Shared    Q; of the own tile the block's columns, twice, so that the next ones come during P @ V, and
-//           the others, which S alone reads; the block's columns of the other tile.
+// Exchange  Each thread sends P of its tile, with tops and sums of the rows, to the same thread of
+//           the other block, through one of SLOTS places in that block's memory. When a block sends
+//           P of key block n, it has received P of key block n - 1 from the other block. The other
+//           block sent that after it had read P of key block n - 2, so the slot is free.
+// Shared    Q. Of the own tile: the block's columns, twice, so that the next ones arrive during P @
+//           V; and the other columns, which are read only for S. Of the other tile: the block's
+//           columns.
 #pragma once
 
 #include "core/softmax.cuh"
@@ -28,14 +30,16 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
                                HEAD_DIM_V, PLAN, 2>;
   using typename Base::Splits;
   using typename Base::Tile;
-  static constexpr int OWN = Base::OWN_PANELS;       // of the block's columns, in a tile
-  static constexpr int OTHERS = Base::PANELS - OWN;  // the others
+  static constexpr int OWN = Base::OWN_PANELS;       // panels of a tile with the block's columns
+  static constexpr int OTHERS = Base::PANELS - OWN;  // the other panels
   static constexpr int OWN_TILES = 2, SLOTS = 2;
   static constexpr int CURSORS = 4;  // the loader is two key blocks ahead at most
   static constexpr int STEPS = Base::BLOCK_N / 16;
-  static constexpr int WARP_SLOT_BYTES = STEPS * 32 * 16 + 8 * 16;  // of a warp: P, tops and sums
+  // Bytes per warp: P, tops and sums.
+  static constexpr int WARP_SLOT_BYTES = STEPS * 32 * 16 + 8 * 16;
 
-  // Panel i of the own tile in the order in which S takes them: the block's columns come first.
+  // Returns panel i of the own tile in the order in which S uses them: the block's columns come
+  // first.
   __device__ __forceinline__ static int own_panel(int part, int i) {
     return Base::scores_panel(part, i);
   }
@@ -46,17 +50,17 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
     alignas(1024) uint8_t theirs[OWN * Tile::BYTES];
     alignas(1024) uint8_t q[Base::PANELS * Tile::BYTES];
     uint4 weights[SLOTS][WARPS_OF_GROUP][STEPS][32];
-    float4 stats[SLOTS][WARPS_OF_GROUP][8];  // of a quad's two rows: tops, then sums
+    float4 stats[SLOTS][WARPS_OF_GROUP][8];  // of two rows: tops, then sums
     uint64_t own_full[OWN_TILES][OWN], others_full[OTHERS], theirs_full;
     uint64_t own_empty[OWN_TILES], others_empty, theirs_empty;
     uint64_t q_full, q_empty, slot_full[SLOTS][WARPS_OF_GROUP];
     typename Splits::Smem counting;
     Splits splits;
-    int2 bounds;  // of the split
+    int2 bounds;  // key blocks [begin, end) of the split
     DecodeCursor key_blocks[CURSORS];
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
 
-    // Called by one thread.
+    // Initializes the barriers. Called by one thread.
     __device__ __forceinline__ void make_barriers() {
       const auto make = [](uint64_t& barrier, int arrivals) {
         mbarrier_init(shared_address(&barrier), arrivals);
@@ -64,7 +68,7 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
       for (auto& tile : own_full)
         for (uint64_t& full : tile) make(full, 1);
       for (uint64_t& full : others_full) make(full, 1);
-      make(theirs_full, OWN);  // a loader arrives for each panel
+      make(theirs_full, OWN);  // the loader arrives once per panel
       for (uint64_t& empty : own_empty) make(empty, WARPS_OF_GROUP);
       make(others_empty, WARPS_OF_GROUP);
       make(theirs_empty, WARPS_OF_GROUP);
@@ -82,7 +86,7 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// Loads the keys of a split that block `part` of a cluster needs, by one warp.
+// Loads, in one warp, the keys of a split that block `part` of a cluster needs.
 template <class Config>
 class PairKeys : LatentKeyLoader<Config> {
   using Base = LatentKeyLoader<Config>;
@@ -120,7 +124,7 @@ class PairKeys : LatentKeyLoader<Config> {
                                                      const uint64_t& full) {
     return {panel, shared_address(panels) + number * Tile::BYTES, shared_address(&full)};
   }
-  // Loads COUNT panels of the own tile, from that on with which S begins as number FIRST.
+  // Loads COUNT panels of the own tile, starting with panel FIRST in the order of own_panel().
   template <int FIRST, int COUNT>
   __device__ __forceinline__ void load(const uint8_t* panels, const uint64_t (&full)[COUNT]) const {
     this->template load_panels<COUNT>(part_, [&](int i) {
@@ -152,7 +156,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ PairConsumer(const LatentParams& p, Smem& smem, int part)
       : Base(p, smem, {part}) {}
 
-  // Computes the key blocks of the split, in whole groups.
+  // Computes the key blocks of the split in complete groups.
   __device__ __forceinline__ void run(int key_blocks) {
     Scores s;
 #pragma unroll 1
@@ -172,12 +176,13 @@ class PairConsumer : LatentConsumerBase<Config> {
   }
 
  private:
-  // Of the own tile of the key block `ahead` of this one.
+  // Returns the parity of the own tile of the key block `ahead` of this one.
   __device__ __forceinline__ int parity(int ahead) const {
     return (number_ + ahead) / Config::OWN_TILES % 2;
   }
 
-  // Computes a group, whose first S is there but for that of the split.
+  // Computes a group. S of its first key block has been computed already, except at the start of
+  // the split.
   template <int PART>
   __device__ __forceinline__ void compute(Scores& s, int key_blocks) {
     if (number_ == 0) {
@@ -245,7 +250,8 @@ class PairConsumer : LatentConsumerBase<Config> {
       release(smem_.own_empty[number_ % Config::OWN_TILES]);
     }
     if (goes_on) {
-      // NOTE: to issue all of S takes as long as its products, and O may be complete.
+      // NOTE: issuing all of S takes as long as its products. O may be complete earlier, so only
+      // the first panel is issued before the wait.
       issue_scores<PART, 0, 1>(s, 1, false);
       wgmma_wait<1>();
     } else {
@@ -258,7 +264,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   }
 
   // S = Q @ K.T of the own tile                            [64, BLOCK_N]
-  // Issues panels BEGIN to END of the key block `ahead` of this one, in the order in which they come.
+  // Issues panels BEGIN to END of the key block `ahead` of this one, in the order of own_panel().
   template <int PART, int BEGIN, int END>
   __device__ __forceinline__ void issue_scores(Scores& s, int ahead, bool is_first) {
     const int number = (number_ + ahead) % Config::OWN_TILES;
@@ -286,11 +292,11 @@ class PairConsumer : LatentConsumerBase<Config> {
     wgmma_commit();
   }
 
-  // The block's columns of the values of the own tile.
+  // Returns the address of the block's columns of the values of the own tile.
   __device__ __forceinline__ uint32_t own_values() const {
     return shared_address(smem_.own[number_ % Config::OWN_TILES]);
   }
-  // Zeroes values of keys of both tiles that do not exist.
+  // Zeroes the values of keys of both tiles that do not exist.
   template <int PART>
   __device__ __forceinline__ void clear_missing() const {
     if (!this->template lacks_keys<0>() && !this->template lacks_keys<1>()) return;
@@ -305,7 +311,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32 % 4; }
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // Sends P of the own tile, and the tops and sums, to the other block.
+  // Sends P of the own tile, with tops and sums, to the other block.
   template <int PART>
   __device__ __forceinline__ void send(const Weights& weights, const float (&top)[2],
                                        const float (&sum)[2]) const {
@@ -325,7 +331,7 @@ class PairConsumer : LatentConsumerBase<Config> {
                       full);
     }
   }
-  // Waits for those of the other tile.
+  // Receives P, tops and sums of the other tile.
   __device__ __forceinline__ void take(Weights& weights, float (&top)[2], float (&sum)[2]) const {
     const int slot = number_ % Config::SLOTS;
     const uint32_t full = shared_address(&smem_.slot_full[slot][warp()]);
@@ -344,7 +350,7 @@ class PairConsumer : LatentConsumerBase<Config> {
     if (lane() == 0) mbarrier_expect(full, Config::WARP_SLOT_BYTES);
   }
 
-  float sum_second_[2];  // of second tiles; that of part_ is of first ones
+  float sum_second_[2];  // sum over second tiles; part_.sum is that over first tiles
 };
 
 template <class Config>

@@ -1,10 +1,10 @@
-// O of few work tiles of latent keys, whose P another kernel has stored (sm90/mla/kernel.cuh, which
-// computes P of all tiles at once): the chains of a group are as long as there, but each block has few
-// of the columns.
+// O of few work tiles of latent keys. Another kernel has computed P of all tiles at once and stored
+// it (sm90/mla/kernel.cuh). The chains of products of a group are as long as in that kernel, but
+// each block has few of the columns.
 //
-// Grid      x = group of a work tile, counted over all of them, and 64 columns of O.
+// Grid      x = group of a work tile, counted over all work tiles, and 64 columns of O.
 // Block     A warpgroup that multiplies, and a warp that loads.
-// Shared    A ring of stages: P of a tile, and its values in these columns.
+// Shared    A ring of stages: P of a tile, and the tile's values in these columns.
 #pragma once
 
 #include "core/decode_rows.cuh"
@@ -40,21 +40,21 @@ struct MlaValuesSm90Config
   };
   struct Smem {
     alignas(1024) Stage stages[STAGES];
-    // Of tiles of a group and their rows: first tops and sums, then the factors of O and P.
+    // Per tile of a group and row: first top and sum, then the factors of O and of P.
     float2 factors[Splits::GROUP * TILES][BLOCK_ROWS];
     float2 totals[BLOCK_ROWS];  // top and sum of the group
     StageBarriers<STAGES> barriers;
     uint64_t stats_full;
     typename Splits::Smem counting;
     Splits splits;
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// The first key block of group `number`, counted over all work tiles, of which there are at most
-// MOST_FEW_TILES: a lane has two. Returns whether there is one.
+// Finds the first key block of group `number`, counted over all work tiles. There are at most
+// MOST_FEW_TILES tiles, two per lane. Returns false if there is no such group.
 template <class Splits>
 __device__ __forceinline__ bool find_group(const DecodeParams& p, const Splits& splits,
                                            typename Splits::Smem& smem, int number,
@@ -84,7 +84,7 @@ __device__ __forceinline__ bool find_group(const DecodeParams& p, const Splits& 
   return true;
 }
 
-// Loads P and the values of key blocks, by one warp.
+// Loads P and the values of key blocks in one warp.
 template <class Config>
 __device__ __forceinline__ void load_values(const MlaSm90Params& params,
                                             typename Config::Smem& smem, const DecodeCursor& at,
@@ -153,7 +153,8 @@ class LatentValues {
                                           const DecodeCursor& at, int panel)
       : p_(p), smem_(smem), at_(at), own_{panel} {}
 
-  // Adds key blocks of one work tile, whole groups, to O. owns_tile: they are all of the work tile.
+  // Adds key blocks of one work tile, in complete groups, to O. owns_tile: they are all key blocks
+  // of the work tile.
   __device__ __forceinline__ void run(int key_blocks, bool owns_tile) {
     const int end = at_.position + key_blocks;
     Partial<OT> tile;
@@ -177,20 +178,20 @@ class LatentValues {
   }
 
  private:
-  // P of the tiles of a key block, multiplied by their factors, in the order in which they are added;
-  // the factors of O before each, and the values.
+  // The tiles of a key block in the order in which they are added: P multiplied by its factors, the
+  // factors of O before each tile, and the addresses of the values.
   struct KeyBlockWeights {
     Weights p[2];
     float keep[2][2];
     uint32_t v[2];
 
-    // Whether O stays as it is before tile i.
+    // Tells if O is not rescaled before tile i.
     __device__ __forceinline__ bool keeps_all(int i) const {
       return __all_sync(0xffffffffu, keep[i][0] == 1.0f && keep[i][1] == 1.0f);
     }
   };
 
-  // The cursor at the key block before.
+  // Returns the cursor at the previous key block.
   __device__ __forceinline__ DecodeCursor before() const {
     DecodeCursor at = at_;
     --at.position;
@@ -221,7 +222,7 @@ class LatentValues {
       ++at_.key_block;
       const bool goes_on = at_.position < group_end;
       KeyBlockWeights next;
-      if (goes_on) take_key_block<SECOND_FIRST>(next, at_.position - begin);  // meanwhile
+      if (goes_on) take_key_block<SECOND_FIRST>(next, at_.position - begin);  // during the products
       wgmma_wait<0>();
       hold(group_.out.x[0]);
       hold(now.p[0].a);
@@ -243,7 +244,7 @@ class LatentValues {
   __device__ __forceinline__ void find_factors(int key_blocks) {
     const uint32_t full = shared_address(&smem_.stats_full);
     fence_proxy_async();
-    barrier_sync(ALL_CONSUMERS, WARPGROUP);  // all have read those of the group before
+    barrier_sync(ALL_CONSUMERS, WARPGROUP);  // all threads have read the previous ones
     if (threadIdx.x == 0) {
       const int tiles = key_blocks * Config::TILES;
       const int bytes = tiles * static_cast<int>(sizeof smem_.factors[0]);
@@ -265,16 +266,16 @@ class LatentValues {
       const Combine one(top, first.x), two(one.top, second.x);
       sum_first = __fmul_rn(one(sum_first, first.y), two.keep);
       sum_second = add_scaled(sum_second, second.y, both.keep, both.add_second);
-      // Those of P and, before it, of O.
+      // x: factor of O before the tile. y: factor of P.
       first = SECOND_FIRST ? float2{1.0f, both.add_first} : float2{one.keep, one.add};
       second = SECOND_FIRST ? float2{both.keep, both.add_second} : float2{two.keep, two.add};
       top = both.top;
     }
-    // NOTE: the sums of both are added as consumers of sm90/mla/kernel.cuh add them.
+    // NOTE: these are the sums of both consumers of sm90/mla/kernel.cuh, added as there.
     smem_.totals[row] = {top, __fadd_rn(sum_first, sum_second)};
   }
 
-  // Waits for a key block, number `number` of the group.
+  // Waits for key block `number` of the group, and loads it.
   template <bool SECOND_FIRST>
   __device__ __forceinline__ void take_key_block(KeyBlockWeights& taken, int number) {
 #pragma unroll
@@ -291,8 +292,8 @@ class LatentValues {
     }
   }
 
-  // Waits for a tile of the key block, loads its P, and zeroes the values of keys that do not exist.
-  // Returns where the values are.
+  // Waits for a tile of the key block, loads its P, and zeroes the values of keys that do not
+  // exist. Returns the address of the values.
   __device__ __forceinline__ uint32_t take_tile(Weights& weights, int tile) {
     auto& stage = smem_.stages[ring_.stage()];
     smem_.barriers.wait_for_data(ring_);
@@ -327,7 +328,7 @@ class LatentValues {
   const Place own_;
   Partial<OT> group_;
   typename Config::Stages ring_;
-  unsigned released_ = 0, groups_ = 0;  // stages, groups begun
+  unsigned released_ = 0, groups_ = 0;  // stages released, groups begun
 };
 
 template <class Config>
@@ -350,7 +351,7 @@ __device__ __forceinline__ void mla_values_sm90_block(const MlaSm90Params& param
             panel = static_cast<int>(blockIdx.x) % Config::PANELS;
   DecodeCursor at;
   if (!find_group(p, splits, smem.counting, group, at)) return wait_for_previous<Target>();
-  // As core/decode_combine.h has it: there is nothing to combine.
+  // The same rule as in core/decode_combine.h: no other split has a part of the tile.
   const bool owns_tile = splits.grain == Grain::TILE ||
                          splits.owner(at.tile_begin()) == splits.owner(at.last_group<GROUP>());
   if (owns_tile && at.position > at.tile_begin()) return wait_for_previous<Target>();

@@ -1,10 +1,10 @@
-// P of tiles of latent keys, and how tiles are added up.
+// P of tiles of latent keys, and how tiles are combined.
 //
-// P of a tile is 2^(S * scale - top), rounded, where top is the greatest score of the row in the tile,
-// rounded up to a whole number: P does not depend on other tiles, and other tops change it by powers
-// of two, which is exact. A group has one chain of products P @ V over its tiles. Of each two tiles,
-// those of a key block, the first half of the columns adds the first one first, the second half the
-// second one.
+// P of a tile is 2^(S * scale - top), rounded. top is the row's greatest scaled score in the tile,
+// rounded up to a whole number. So P does not depend on other tiles, and another top changes P by a
+// power of two, which is exact. A group has one chain of products P @ V over its tiles. Of the two
+// tiles of a key block, the first half of the columns adds the first tile first, and the second
+// half adds the second tile first.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -17,16 +17,17 @@
 
 namespace flash_dist {
 
-constexpr int LATENT_TILE = 64;  // rows, and keys
+constexpr int LATENT_TILE = 64;  // rows and keys
 
 template <class Target, class T>
 struct LatentWeights {
   using Panel = Panels<LATENT_TILE>;
-  static constexpr int STEPS = LATENT_TILE / 16;  // of P @ V
+  static constexpr int STEPS = LATENT_TILE / 16;  // steps of P @ V
   using Scores = Accumulator<1, LATENT_TILE / 8>;
   uint32_t a[STEPS][1][4];  // A operands of the warp's rows
 
-  // S -> P. top and sum: of the two rows of a lane, sum of its columns alone.
+  // Replaces S by P. top and sum are those of the two rows of a lane; sum covers only the lane's
+  // columns.
   __device__ __forceinline__ void make(Scores& s, float scale_log2, float (&top)[2],
                                        float (&sum)[2]) {
 #pragma unroll
@@ -52,7 +53,7 @@ struct LatentWeights {
     for (int k = 0; k < STEPS; ++k) to_a_operand<Target, T>(a[k], s, k);
   }
 
-  // Multiplies the two rows by powers of two.
+  // Multiplies the two rows of a lane by powers of two.
   __device__ __forceinline__ void scale(const float (&factors)[2]) {
     const uint32_t pairs[2] = {pack<Target, T>(factors[0], factors[0]),
                                pack<Target, T>(factors[1], factors[1])};
@@ -62,7 +63,7 @@ struct LatentWeights {
       for (int i = 0; i < 4; ++i) a[k][0][i] = multiply_pairs<T>(a[k][0][i], pairs[i % 2]);
   }
 
-  // Stores it to a panel in shared memory, or loads it.
+  // Stores P to a panel in shared memory, or loads it.
   __device__ __forceinline__ void store(uint32_t panel) const {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) stmatrix_x4(place(panel) ^ k * 32, a[k][0]);
@@ -72,7 +73,7 @@ struct LatentWeights {
     for (int k = 0; k < STEPS; ++k) ldmatrix_x4(a[k][0], place(panel) ^ k * 32);
   }
 
-  // Stores it to global memory, as a panel is in shared memory.
+  // Stores P to global memory in the layout of a panel in shared memory.
   __device__ __forceinline__ void store(uint16_t* panel, int row) const {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k)
@@ -84,7 +85,8 @@ struct LatentWeights {
   }
 
  private:
-  // Of this lane, with the address of 16 keys from 16 * k on in bits 5 and 6.
+  // Returns this lane's address for ldmatrix and stmatrix. XOR with k * 32 selects the 16 keys from
+  // 16 * k on.
   __device__ __forceinline__ static uint32_t place(uint32_t panel) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane % 16;
@@ -92,8 +94,8 @@ struct LatentWeights {
   }
 };
 
-// The factors of O of a group and of P of tiles that are added, for the two rows of a lane. They raise
-// `top`.
+// Factors for adding a tile, for the two rows of a lane: keep for O of the group, add for P of the
+// tile. Raises `top`.
 struct TileFactors {
   float keep[2], add[2];
 
@@ -107,7 +109,7 @@ struct TileFactors {
   }
 };
 
-// The same of both tiles of a key block, the second of which is added first. Of one row.
+// Factors for adding both tiles of a key block, the second one first, for one row.
 struct KeyBlockCombine {
   float top, keep, add_first, add_second;
 
@@ -118,7 +120,7 @@ struct KeyBlockCombine {
         add_second(Combine(top, second).add) {}
 };
 
-// Of the two rows of a lane.
+// KeyBlockCombine for the two rows of a lane.
 struct KeyBlockFactors {
   float keep[2], add_first[2], add_second[2];
 
