@@ -151,7 +151,7 @@ class _Fatbins:
     def lacking(self, required: Arch, groups: Mapping[int, Sequence[Arch]]) -> list[int]:
         """Return the fatbins that have kernels but lack a target."""
         if required.ptx and self.complete and all(_has(one, required) for one in self.complete):
-            return []  # the driver links it again for the GPU
+            return []  # the driver links the library again for the GPU
         lacking = [one for one in self.with_kernels if not _has(groups[one], required)]
         meant = [one for one in lacking if one not in self.bound]
         return meant if len(lacking) < len(self.with_kernels) else lacking
@@ -171,7 +171,7 @@ def _has(archs: Iterable[Arch], required: Arch) -> bool:
 
 
 def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> list[int]:
-    """Find the fatbins with a kernel for any target; the others have none to lose."""
+    """Find the fatbins that hold any kernel; the others cannot lack one."""
     full = {kernel.container for kernel in inspection.kernels or ()}
     alone = inspection.report.unregistered
     found = [one for one in groups if one in full or (one in alone and not alone.isdisjoint(full))]

@@ -1,6 +1,6 @@
 """Reads which glibc a wheel's libraries need, and whether they need Python.
 
-The tags in the wheel's name must promise both.
+The tags in the wheel's name must state both.
 """
 
 from __future__ import annotations

@@ -153,8 +153,8 @@ class SignedRelease:
         keys: Any of them may have signed.
         day: Today.
         signature: Result of the check of the manifest itself.
-        project: The project that it names; like the commit, only if it is signed.
-        commit: The commit that it names.
+        project: The project that the manifest names; empty if its signature is not valid.
+        commit: The commit that the manifest names; None if its signature is not valid.
     """
 
     listing: Listing

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Work = Literal["bytes", "searched", "members", "images", "symbols", "kernels"]
 
-LIBRARY_COST: Final = 30  # in members: opening takes 0.5 ms, skipping a member 0.02 ms
+# A library counts as this many members: opening one takes 0.5 ms, skipping a member 0.02 ms.
+LIBRARY_COST: Final = 30
 
 
 class Limit(NamedTuple):

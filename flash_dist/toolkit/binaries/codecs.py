@@ -137,7 +137,10 @@ def _import_zstd() -> tuple[ModuleType, dict[int, int]]:
 
 
 def decompress_lz4_in_c(data: bytes, size: int) -> bytes:
-    """Unpack one raw LZ4 block with the package `lz4` if installed, 30 times as fast."""
+    """Unpack one raw LZ4 block, with the package `lz4` if it is installed.
+
+    The package is 30 times as fast as `decompress_lz4`.
+    """
     try:
         from lz4 import block  # noqa: PLC0415  (no requirement)
     except ImportError:

@@ -26,7 +26,7 @@ SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 MAX_SECTIONS = 1_000_000
 LONG_NAME = 64  # bytes; longer names count as several
-MAX_OVERLAP = 16  # linkers let a name end inside another; hostile files share one long name
+MAX_OVERLAP = 16  # names may end in the same bytes; hostile files share one long name
 
 LOADED, EXECUTABLE = 2, 4  # flags of a section
 _CLASS64_LITTLE = b"\x02\x01"

@@ -91,7 +91,7 @@ def unreadable(
 
 @contextmanager
 def unpack_file(chunks: Iterable[bytes], name: str, archive: str) -> Iterator[IO[bytes]]:
-    """Write a member of an archive to an unnamed temporary file that ends with the block."""
+    """Write a member of an archive to an unnamed temporary file; delete it after the block."""
     with tempfile.TemporaryFile(prefix=f"{NAME}-") as file:
         try:
             for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Parses JSON of others strictly, so that every reader would read the same."""
+"""Parses untrusted JSON strictly: only texts that every reader reads in the same way."""
 
 from __future__ import annotations
 

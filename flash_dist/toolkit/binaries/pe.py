@@ -85,7 +85,7 @@ def _read_sections(
     sections = []
     for place in range(table, table + count * _SECTION.size, _SECTION.size):
         raw, virtual_size, address, raw_size, offset, *_, flags = unpack(_SECTION, data, place)
-        # NOTE: a linked section is padded in the file; that of an object has no virtual size.
+        # NOTE: a linked section is padded in the file; a section of an object has no virtual size.
         size = min(virtual_size, raw_size) if linked else raw_size
         name, kind = _read_name(raw, strings), SHT_PROGBITS if offset else SHT_NOBITS
         flags = LOADED | (EXECUTABLE if flags & _EXECUTABLE else 0)  # Windows loads all sections

@@ -138,7 +138,7 @@ class Segments:
         return unpack(form, self.data, place)
 
     def follow(self, tag: int, form: Struct, step: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield the entries of a list in which a field of each holds the distance to the next."""
+        """Yield the entries of a linked list; one field of each is the distance to the next."""
         address = self.first(tag)
         place = self.locate(address) if address is not None else None
         for _ in range(MAX_ENTRIES):

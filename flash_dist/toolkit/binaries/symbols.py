@@ -91,7 +91,7 @@ class SharedObject:
 
     @cached_property
     def rpath(self) -> tuple[str, ...]:
-        """Folders for its libraries and for theirs; ignored if there is a RUNPATH."""
+        """Folders for the libraries it needs and those they need; ignored if there is a RUNPATH."""
         return _split_path(self._image.names(_DT_RPATH))
 
     @cached_property

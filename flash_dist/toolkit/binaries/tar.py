@@ -34,7 +34,7 @@ _MAX_DIGITS = 20
 
 
 class Member:
-    """A regular file, readable until the next one is asked for."""
+    """A regular file, readable until the next one is requested."""
 
     def __init__(self, name: str, size: int, stream: _Stream) -> None:
         self.name = name

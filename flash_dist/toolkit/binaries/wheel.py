@@ -82,7 +82,7 @@ class Wheel:
             return b""
 
     def unpacked(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """Unpack a member into an unnamed temporary file that ends with the block."""
+        """Unpack a member into an unnamed temporary file; delete it after the block."""
         return unpack_file(self._chunks(name, MAX_MEMBER_BYTES), name, self.path)
 
     def _info(self, name: str) -> zipfile.ZipInfo:

@@ -38,7 +38,7 @@ class Linkage:
     codec: str = "zstd"  # compression of every image
 
     def needs(self, library: str, manifest: Manifest, *, kernels: bool) -> frozenset[str]:
-        """Return the libraries that one library needs beside the system's."""
+        """Return the libraries that a library needs, except system libraries."""
         own = self.runtime if kernels else frozenset()
         if library != BINDING:
             return own

@@ -10,8 +10,8 @@ set     label      goes into the wheel's version, X+cu130.<label>: at most 10 of
         wheel_mb   size of the last built wheel; may be absent
 proof   how far code of a target was proven on real hardware: `native` (it ran there), `jit` (its
         PTX ran on a newer GPU); a target not listed was assembled only
-picks   set of a client that asks for none, by machine: it must serve every GPU that any
-        set for this machine serves; `*` stands for every other client
+picks   set of a client that asks for none, by machine: it must serve every GPU that any set for
+        this machine serves; `*` means every other client
 
 Builds and the installed package read the same file. It is JSON, which every Python reads.
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Proof = Literal["native", "jit", "assembled"]
 
 FILE_NAME: Final = "archsets.json"
-ANYBODY: Final = "*"  # stands for every client that is not named
+ANYBODY: Final = "*"  # the name for every client that is not named
 MACHINES: Final = ("x86_64", "aarch64")
 
 _LABEL = re.compile(r"[a-z0-9]{1,10}")

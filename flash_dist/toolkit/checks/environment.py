@@ -72,7 +72,7 @@ class CheckChoice:
         """Reject names that are no check, and a choice that leaves none.
 
         Raises:
-            UsageError: With all names.
+            UsageError: A name is unknown, or no check is left.
         """
         known = tuple(names)
         unknown = sorted((self.only | self.skip) - set(known))

@@ -120,7 +120,7 @@ def _allow_jit(environment: Environment, verdict: DeviceVerdict) -> str:
 
 
 def _describe_arm(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
-    """Say which machines have a GPU that is not here."""
+    """Name the kinds of machines that have this GPU, in a what-if."""
     if not environment.what_if:
         return ()
     own = _build(environment).project == NAME

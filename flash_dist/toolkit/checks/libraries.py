@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NAMED = 5  # sentences per library
 
-# Remedy for an obstacle, by the words of its sentence (`targets/compatibility.py`).
+# Patterns of an obstacle's sentence (`targets/compatibility.py`), each with the remedy.
 _STEPS = (
     (r"needs (driver \d+ or (newer|older))", r"install NVIDIA \1"),
     (r"or newer, not|needs a driver newer", "install a newer NVIDIA driver"),

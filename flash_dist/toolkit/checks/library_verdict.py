@@ -1,9 +1,9 @@
 """Judges by its headers whether the GPU code of any library fits a GPU. Pure functions.
 
-The driver takes the best image of each container, so a library is as good as its containers; those
-that it loads by itself count as one. Code before device linking counts only if nothing linked fits:
-then the driver compiles and links its PTX, if every object has some (nvcc documentation, "JIT
-Linking Support").
+The driver takes the best image of each container, so a library is as good as its containers.
+Containers that the library loads by itself count as one. Code before device linking counts only if
+nothing linked fits: then the driver compiles and links its PTX, if every object has some (nvcc
+documentation, "JIT Linking Support").
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def judge_library(report: FatbinReport, situation: Situation) -> LibraryVerdict:
 
 
 def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: int) -> bool:
-    """Whether a container was linked on the device. The objects of others hold nothing.
+    """Whether a container was linked on the device, so that objects may hold its code.
 
     If the file does not say, a single container counts as linked.
     """

@@ -122,8 +122,8 @@ def describe_rounds(members: Sequence[Member], rounds: int, seconds: float) -> s
 
     Args:
         members: The results of all ranks in these rounds.
-        rounds: Number of all rounds.
-        seconds: Time that these took.
+        rounds: Number of all rounds, including those to come.
+        seconds: Time of the rounds so far.
     """
     said = f"{compare_members(members)[-1].summary}; {write_seconds(seconds)}"
     done = members[-1].round + 1

@@ -85,7 +85,7 @@ class Proof:
 
     @contextmanager
     def side_by_side(self, gpus: Iterable[Gpu]) -> Iterator[None]:
-        """Run the selftests of these GPUs at once, when the first one is requested."""
+        """Run the selftests of these GPUs in parallel, starting with the first request."""
         commands = {
             str(gpu.index): make_command(str(gpu.index), self._runs, self._child) for gpu in gpus
         }

@@ -162,7 +162,7 @@ def _parse(text: str | bytes) -> dict[str, Any]:
 
 
 def _name_writer(data: dict[str, Any]) -> str:
-    """Return the version that wrote a record, if it names another one than this."""
+    """Return the version that wrote a record; empty if it is this version."""
     by = data.get(NAME)
     known = isinstance(by, str) and _VERSION.fullmatch(by) and by != read_version()
     return str(by) if known else ""

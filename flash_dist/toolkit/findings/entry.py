@@ -15,8 +15,8 @@ class Entry:
         title: One line.
         meaning: A few sentences.
         remedy: A few sentences.
-        messages: Parts of the error messages that this explains; `{symbol}` stands for a variable
-            part (see phrases.py).
+        messages: Parts of the error messages that this explains; `{symbol}` is a variable part (see
+            phrases.py).
         codes: CUDA errors that this explains, in any spelling (see codes.py).
         said: Title for such a message, with its variable parts; a code has {number}, {name} and
             {text}.

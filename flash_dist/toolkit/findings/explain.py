@@ -108,7 +108,7 @@ def _read_id(pasted: str) -> str:
 
 
 def _find_all(text: Text) -> Iterator[tuple[Entry, Place]]:
-    """Find every phrase of every entry; accept matches within broken words only if alone."""
+    """Find phrases of all entries; accept broken words only in phrases not found otherwise."""
     squeezed = squeeze(text.spaced)
     for entry in FINDINGS.values():
         phrases = [Phrase.parse(one) for one in entry.messages]
@@ -129,7 +129,7 @@ def _find_all(text: Text) -> Iterator[tuple[Entry, Place]]:
 def _keep_longest(found: Iterator[tuple[Entry, Place]]) -> Iterator[tuple[Entry, Place]]:
     """Keep the longest of overlapping matches; yield them from the last place to the first.
 
-    NOTE: the caller's dict() keeps the last value of a key, so the first match of each entry.
+    NOTE: the caller's dict() keeps the last value of a key, which is the entry's first match.
     """
     kept: list[tuple[Entry, Place]] = []
     for entry, place in sorted(found, key=lambda item: (-item[1].size, item[1].start)):
@@ -139,7 +139,7 @@ def _keep_longest(found: Iterator[tuple[Entry, Place]]) -> Iterator[tuple[Entry,
 
 
 def _find_elided(text: Text) -> Iterator[Entry]:
-    """Find the entries of a text that has enough words of a message, and `...` for the rest."""
+    """Find the entries whose message a text shortens: enough of its words, and `...`."""
     if ELISION not in text.spaced or len(text.spaced) > _LONGEST_ELIDED:
         return
     for entry in FINDINGS.values():

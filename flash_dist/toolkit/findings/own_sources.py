@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = __name__.partition(".")[0]
 _FEWEST_WORDS: Final = 3
-_OPEN: Final = "\0"  # stands for a variable part
+_OPEN: Final = "\0"  # replaces a variable part
 
 _SKIPPED: Final = {"findings", "make"}  # texts about messages of others, texts in no wheel
 _FEWEST: Final = 9  # fewest letters of a sentence without its variable parts

@@ -1,7 +1,7 @@
 """Recognises a message in pasted text: logs, colours, broken lines, other quotes.
 
 An entry lists its messages as phrases, parts of them in their own words. Case, quotes and spaces do
-not count, and `{symbol}` stands for a variable word.
+not count, and `{symbol}` is a variable word.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Phrase:
         )
 
     def find(self, text: str, squeezed: str, ends: frozenset[int] = frozenset()) -> Iterator[Place]:
-        """Find it in a text, given again in lower case without spaces."""
+        """Find it in a text; `squeezed` is the text in lower case without spaces."""
         if not all(literal in squeezed for literal in self.literals):
             return
         for match in islice(_compile(self.words).finditer(text), _MANY):

@@ -59,7 +59,7 @@ class CheckResult:
     """The result of one check; its caller sets the name.
 
     Args:
-        status: How the subject of the check fares.
+        status: The verdict on the subject of the check.
         summary: One sentence.
         details: More sentences.
         fix: The remedy.

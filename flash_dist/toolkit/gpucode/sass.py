@@ -118,7 +118,7 @@ def _read_body(cubin: Cubin, symbol: Symbol) -> Body:
 
 
 def _opcode(word: tuple[int, int]) -> int:
-    """Return the lower 12 bits of a word from its first two bytes; the next four are predicate."""
+    """Return the lower 12 bits of a word from its first two bytes; the rest is the predicate."""
     low, high = word
     return low | (high & 0xF) << 8
 

@@ -52,7 +52,7 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
     candidates = [one for one in read if isinstance(one, Candidate)]
     labelled = {_release(one) for one in candidates if _has_label(one)}
     return Offer(
-        tuple(  # drop a PyPI wheel that a labelled wheel equals
+        tuple(  # drop a PyPI wheel if a labelled wheel is equal
             one for one in candidates if _has_label(one) or _release(one) not in labelled
         ),
         (*([left_out] if unfit else []), *(one for one in read if isinstance(one, str))),

@@ -61,7 +61,7 @@ class CondaPackage:
 
     @property
     def line(self) -> str:
-        """Return the install command. It names our channel, and pytorch's, which ours lacks."""
+        """Return the install command. It also names conda-forge, which has pytorch."""
         return f'conda install -c {shlex.quote(self.channel)} -c conda-forge "{self.spec}"'
 
     def holds(self, version: Version, toolkit: str, label: str) -> bool:

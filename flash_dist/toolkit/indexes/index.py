@@ -91,8 +91,7 @@ class IndexedWheel:
         Args:
             python: Version of the Python; empty for any.
             here: True for the running Python on this system. False for a Python on another Linux
-                with
-                glibc, whose CPU `runs_on` compares.
+                with glibc; `runs_on` compares its CPU.
         """
         match = _RELEASE.match(python)  # `3.15.0a1+` is not a valid version for a specifier
         release = match[0] if match else ""
@@ -220,7 +219,7 @@ def _leads_to(link: Link, page: str, project: str) -> bool:
 
 
 def _folder(page: str) -> str:
-    """Return the addresses of a page, with and without its `index.html`."""
+    """Return the address of the folder that a page is for."""
     if page.endswith("/"):
         return page
     return urljoin(page, ".") if "." in PurePosixPath(urlsplit(page).path).name else f"{page}/"

@@ -40,8 +40,9 @@ def find_commands(
 ) -> tuple[Command, ...]:
     """Return the commands for a set.
 
-    Without an index that has its wheel, a clone builds it first. Otherwise it comes from the
-    project's index, or from the sources: PyPI rejects versions such as `0.1.0+cu130.hopper`.
+    If no index has the set's wheel, a clone builds the wheel first. Without a clone, the commands
+    use the project's index, or the sources. PyPI cannot have the wheel: it rejects versions such as
+    `0.1.0+cu130.hopper`.
 
     Args:
         candidate: The set.
@@ -55,7 +56,7 @@ def find_commands(
     if wheel.index:
         named = tuple(_from_index(wheel, stays=_stays(installed, wheel)))
     else:
-        # pip and uv require the hash that an index without names states.
+        # On a page without an index, pip and uv require the hash that the page states.
         hashed = wheel.digest and not wheel.is_local
         place = shlex.quote(f"{wheel.location}#{wheel.digest}" if hashed else wheel.location)
         named = (Command("pip", f"pip install {place}"), Command("uv", f"uv pip install {place}"))

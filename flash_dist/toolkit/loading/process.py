@@ -98,9 +98,10 @@ def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
 
 
 def watch_child(command: Sequence[str], *, timeout: float) -> Generator[Path, None, Outcome]:
-    """Do as `run_child`, and yield the report's path on each request until the child has ended.
+    """Run a command as `run_child` does; yield the report's path until the child has ended.
 
-    In this way one process can watch many children. Closing the generator ends the child.
+    The path is yielded on each request, so one process can watch many children. Closing the
+    generator ends the child.
     """
     started = time.monotonic()
     _log.debug("running %s", shlex.join(command))

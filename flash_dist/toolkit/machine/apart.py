@@ -37,7 +37,7 @@ _answers: Final[dict[tuple[tuple[str, str], ...], Cuda]] = {}
 
 
 def read_cuda_apart() -> Cuda:
-    """Do as `read_cuda`, but without CUDA in this process; cache the answer.
+    """Return what `read_cuda` returns, without CUDA in this process; cache it.
 
     If this process already uses CUDA, it asks the driver itself.
     """

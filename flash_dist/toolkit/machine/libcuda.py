@@ -87,7 +87,7 @@ class Cuda:
 
 
 def imagine_cuda(devices: Iterable[Device], driver: Driver | None) -> Cuda:
-    """Create GPUs that are not here."""
+    """Return a state with imagined GPUs and this driver."""
     gpus = tuple(
         Gpu(index, "", device, smem_optin=device.smem_optin) for index, device in enumerate(devices)
     )

@@ -87,7 +87,7 @@ def find_installed(package: Path, toolkit: Path | None = None) -> list[Path]:
 
 
 def list_below(*places: Path) -> Iterator[Path]:
-    """Yield the given files, and those below given folders."""
+    """Yield the files among these places, and the files below the folders among them."""
     for place in places:
         yield from (path for path in (place, *place.rglob("*")) if path.is_file())
 

@@ -195,7 +195,7 @@ def _finding(
 
 
 def make_streams(device: torch.device) -> tuple[Any, ...]:
-    """Return two contexts that select a stream each; on the CPU one without effect."""
+    """Return two contexts that each select a stream; one context without effect on the CPU."""
     if device.type != "cuda":
         return (contextlib.nullcontext(),)
     cuda: Any = torch.cuda

@@ -49,7 +49,7 @@ class ExactValues:
         return found
 
     def _write(self, path: Path, exact: Exact) -> None:
-        """Store them for the others if there is room; each sees all of a file or nothing."""
+        """Store the values for others if there is room; they see a complete file or none."""
         size = sum(values.numel() * values.element_size() for values in exact.values.values())
         part = path.with_suffix(f".{os.getpid()}")
         with suppress(OSError, RuntimeError):  # RuntimeError: torch's error for a full disk

@@ -1,9 +1,9 @@
 """Fingerprints: hashes of the selftest's results, to compare between machines.
 
-Bits must be equal if everything that decides them is: the case, its plan, the code of its kernels,
-compute capability, number of multiprocessors, shared memory per block, and the driver if it
-compiled the code. Two GPUs of one model may differ in multiprocessors (a MIG instance, a client of
-MPS). Only fingerprints that agree in all of that are compared.
+Bits must be equal if everything that decides them is equal: the case, its plan, the code of its
+kernels, compute capability, number of multiprocessors, shared memory per block, and the driver if
+it compiled the code. Two GPUs of one model may differ in multiprocessors (a MIG instance, a client
+of MPS). Only fingerprints that agree in all of that are compared.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class SideBySide:
             child.count(report)
 
     def progress(self) -> Progress:
-        """Report the progress of all; unknown ones count as average."""
+        """Report the progress of all; assume the average number of cases where it is unknown."""
         known = [(one.done, one.cases) for one in self._running.values() if one.cases]
         known += [(cases, cases) for _, cases in self._ended.values()]
         if not known:

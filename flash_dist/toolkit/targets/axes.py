@@ -3,7 +3,7 @@
 A package declares its axes once, in `product.json`. Names of kernels, records, reports, verdicts
 and the dispatcher all follow from them. The rule of an axis says how a call finds its kernel:
 
-    equal   a word, such as a dtype: the kernel has the call's
+    equal   a word, such as a dtype: kernel and call have the same
     holds   a number, such as a head_dim: the smallest compiled one that is not below the call's
     fits    the KB of shared memory of the tile: the largest that the GPU has room for
     last    kernels with the axis are tried after those without it; families carry its name
@@ -189,7 +189,7 @@ class Axes:
         return [axis.to_json() for axis in self.every]
 
     def of(self, rule: Rule) -> tuple[Axis, ...]:
-        """Return the axes with a rule."""
+        """Return the axes that have this rule."""
         return tuple(axis for axis in self.every if axis.rule == rule)
 
     @cached_property

@@ -272,7 +272,7 @@ def driver_refusal(driver: Driver, origin: Origin) -> str | None:
 
 
 def _needs_more(driver: Driver, origin: Origin) -> bool:
-    """Whether even the newest known driver would not load it."""
+    """Whether not even the newest known driver would load the image."""
     return origin.toolkit is not None and not driver_supports_toolkit(driver, origin.toolkit)
 
 

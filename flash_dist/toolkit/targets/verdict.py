@@ -254,7 +254,7 @@ class DeviceVerdict:
     situation: Situation
     kernels: tuple[KernelVerdict, ...]
     cause: Cause = ""
-    reason: str = ""  # reason, if there is a cause
+    reason: str = ""  # empty without a cause
     missing_words: tuple[str, ...] = ()  # dtypes that the GPU supports but the build lacks
     axes: Axes = AXES
 
@@ -289,7 +289,7 @@ class DeviceVerdict:
 
 
 def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
-    """Say how this variant would run there, including shared memory; plan 0 fits everywhere."""
+    """Judge how a variant would run on a GPU, including shared memory; plan 0 always fits."""
     verdict = judge(
         variant.arch, situation.device, situation.driver, variant.origin, jit=situation.jit
     )

@@ -81,7 +81,7 @@ class Walk:
             self.warnings.append("further warnings are left out")
 
     def may_try(self) -> bool:
-        """Count a false beginning of a container, its struct or an image; allow more or not."""
+        """Count a false beginning of a container, struct or image; return False at the limit."""
         self.tries -= 1
         if self.tries == 0:
             self.give_up()
@@ -93,7 +93,7 @@ class Walk:
         self.warnings.insert(0, NOT_SEARCHED.format("containers of GPU code"))
 
     def read_all(self, section: str, start: int, end: int, *, quiet: bool = False) -> None:
-        """Read the containers between two offsets, each from the end of the last.
+        """Read the containers between two offsets, each from the end of the previous one.
 
         Args:
             section: Section name, for messages.

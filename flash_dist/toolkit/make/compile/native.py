@@ -199,7 +199,7 @@ def _compile(options: NativeOptions, folder: Path) -> None:
 
 
 def explain_link(options: NativeOptions, folder: Path) -> None:
-    """Name files that define the same, if everything is compiled and was not linked."""
+    """Name the files that define the same symbol, if everything compiled but linking failed."""
     objects = _list_objects(options, folder)
     if not all(one.path.is_file() for one in objects):
         return

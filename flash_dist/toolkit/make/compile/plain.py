@@ -73,7 +73,7 @@ class Group:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Group:
-        """Read plain data, without files that are gone."""
+        """Read plain data; leave out files that no longer exist."""
         sources = tuple(path for path in map(Path, data["sources"]) if path.is_file())
         return cls(tuple(map(Arch.parse, data["archs"])), tuple(data["flags"]), sources)
 

@@ -21,7 +21,7 @@ class EngineError(KernelsError):
 
 
 def find_engine(environ: Mapping[str, str]) -> str | None:
-    """Return `podman` or `docker`, whichever answers first; the user's choice, if any."""
+    """Return the engine that the user has named, or else the first that answers."""
     named = environ.get(VARIABLE, "").partition(";")[0].removeprefix("name:").strip()
     if not named:
         return next((engine for engine in QUESTIONS if answers(engine, environ)), None)

@@ -46,7 +46,7 @@ class Row:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The values of `AXES.numbers`."""
+        """The values of the axes that `AXES.numbers` names."""
         return (*self.sizes, self.plan)[: len(AXES.numbers)]
 
     @classmethod

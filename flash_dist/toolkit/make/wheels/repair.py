@@ -30,7 +30,7 @@ def repair_words(wheel: Path, folder: Path, machine: str, plat: str | None = Non
         wheel: The wheel to repair.
         folder: Folder of the repaired wheel.
         machine: The target CPU of the wheel.
-        plat: The tag without the CPU; None takes the oldest that is true.
+        plat: The tag without the CPU; None: the oldest tag that the libraries support.
     """
     tag = f"{plat}_{machine}" if plat else "auto"
     excludes = [word for library in EXCLUDED for word in ("--exclude", library)]
