@@ -58,7 +58,7 @@ nox.options.error_on_external_run = True
 nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 
 CORES = ["-n", "auto", "--dist", "worksteal"]
-# Arguments of `nox -s unit_tests`, and the pytest arguments that they stand for.
+# Arguments of `nox -s unit_tests`, each with the pytest arguments that replace it.
 CHOICES = {
     (): [*CORES, "-m", "not slow"],
     ("--slow",): [*CORES, "-m", "slow"],
@@ -399,7 +399,7 @@ def repro(session: nox.Session) -> None:
     docker answers. Natively the first is compiled anew, and the second may come from ccache.
     """
     install(session, "runtime")
-    session.env["CIBW_TEST_SKIP"] = "*"  # the comparison covers the tests
+    session.env["CIBW_TEST_SKIP"] = "*"  # comparing bytes needs no tests of the wheels
     names = set_names(session) or [SMALL_SET]
     native = [NATIVE] if NATIVE in session.posargs else []
     published = load_archsets(ARCHSETS)

@@ -191,7 +191,7 @@ class CondaTests:
         return next(iter((*picks, *fitting)), None)
 
     def _every_gpu(self) -> str:
-        """Return the machines of a client without __cuda_arch: all GPUs that a set here serves."""
+        """Return the GPUs that any set here serves, for a client without __cuda_arch."""
         served = {arch for one in self.members for arch in one.embedded}
         return ",".join(gpu for gpu in GPUS if is_served(served, Device.parse(gpu)))
 

@@ -126,7 +126,7 @@ def read_cu_seqlens(
     q: Tensor,
     names: Names = NAMES,
 ) -> Tensor:
-    """Return cu_seqlens, checked.
+    """Check cu_seqlens, and return it.
 
     Raises:
         TypeError: x is no tensor, or not int32.

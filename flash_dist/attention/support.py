@@ -48,7 +48,7 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
         head_dim: Columns of q and k.
         head_dim_v: Columns of v.
         ieee: Require float32 kernels that multiply without TF32.
-        role: The role of the kernels. Roles other than the forward may support this dtype alone.
+        role: The role of the kernels. Errors name the supported dtypes only for the forward.
         name: The caller's name of q.
 
     Raises:

@@ -1,7 +1,8 @@
 """Attention under torch.func: grad, vjp, vmap, and transforms made of these.
 
-These transforms need an autograd.Function of another form, which makes every call slower. So other
-calls have their own, see autograd.py. vmap moves its axis into the batch: one launch.
+These transforms need an autograd.Function of another form, which makes every call slower. So calls
+without transforms use a separate one, see autograd.py. vmap moves its axis into the batch: one
+launch.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def refuse_compilation() -> NoReturn:
 
 
 def refuse_intervals() -> NoReturn:
-    """Raise for an IntervalMask in a transform: vmap cannot tell whose entry such a mask is for."""
+    """Raise for an IntervalMask in a transform: under vmap its batch entry is unknown."""
     message = "torch.func.grad, vjp and vmap take a BlockMask as mask, got an IntervalMask"
     raise FlashDistError(message, hint="`BlockMask.from_intervals`, made once outside")
 

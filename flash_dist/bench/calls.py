@@ -1,4 +1,4 @@
-"""CPU cost of calls: microseconds of many calls in a row, beside torch's. Needs no torch."""
+"""Results on the CPU cost of calls, ours and SDPA's, in microseconds. Needs no torch."""
 
 from __future__ import annotations
 

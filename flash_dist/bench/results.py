@@ -75,7 +75,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Entry:
-    """One baseline on one problem; a reason says why it did not run, or not to the end."""
+    """One baseline on one problem; a reason says why it did not run or did not finish."""
 
     name: str
     timings: Mapping[str, Timing] = field(default_factory=dict)  # by pass
@@ -139,7 +139,7 @@ class Row:
         return "graph" if any(timing is not None and timing.graph for timing in timings) else ""
 
     def ours_beside(self, peer: str) -> str:
-        """Return the name of ours to compare a peer with: the one in the peer's mode."""
+        """Return the name of our baseline in a peer's mode, which the peer is compared with."""
         both = in_deterministic_mode(peer) and OURS_DETERMINISTIC in self.entries
         return OURS_DETERMINISTIC if both else OURS
 

@@ -82,7 +82,7 @@ def _join(name: str, mine: int | None, theirs: int | None) -> int | None:
 
 
 def parse_index(index: object, sizes: Sizes) -> tuple[slice, slice]:
-    """Return the batch entries and heads that an index selects; all along an axis that fits any.
+    """Return the batch entries and heads that an index selects; an axis of 1 is kept.
 
     Raises:
         TypeError: It is neither ints nor slices.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Result = TypeVar("Result")
 
-POOLED_STREAMS: Final = 32  # size of torch's stream pool, which it hands out in turn
+POOLED_STREAMS: Final = 32  # size of torch's stream pool, which it hands out round-robin
 RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 THREADS: Final = Path("/proc/self/task")
 LONGEST_END: Final = 5.0  # seconds to wait for a thread to end, which takes milliseconds

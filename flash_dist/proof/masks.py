@@ -82,7 +82,7 @@ def _padding(case: Case) -> BlockMask:
 
 
 def _count_off(case: Case, parts: int) -> Iterator[Tensor]:
-    """Yield the part that each query is in, then that of each key, of `parts` equal parts."""
+    """Yield for each query, then for each key, which of `parts` equal parts contains it."""
     for seqlen in (case.seqlen_q, case.seqlen_k):
         yield torch.arange(seqlen, device="cpu") * parts // seqlen
 

@@ -97,7 +97,7 @@ def choose_cases(
 def _find_size(
     role: str, sizes: Collection[tuple[int, ...]], head_dims: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Return the compiled size of a role that serves head_dims; for latent keys an equal one."""
+    """Return a role's compiled size for head_dims; for latent keys only an equal size."""
     if role.startswith(_LATENT):
         return head_dims if head_dims in sizes else None
     return smallest_size(sizes, head_dims)

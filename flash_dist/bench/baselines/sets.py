@@ -99,7 +99,7 @@ def document_lengths() -> tuple[int, ...]:
 def varlen_shapes() -> tuple[Shape, ...]:
     """Return packed documents of unequal lengths, and of equal lengths with the same total.
 
-    The latter also as a batch, not packed.
+    The equal lengths also occur as a batch, not packed.
     """
     unequal = document_lengths()
     length = sum(unequal) // len(unequal)

@@ -67,7 +67,7 @@ class Notes:
         self._numbers: dict[str, int] = {}
 
     def refer(self, text: str) -> str:
-        """Return `[1]`."""
+        """Return the reference to a reason: `[1]`."""
         return f"[{self._numbers.setdefault(text, len(self._numbers) + 1)}]"
 
     @property

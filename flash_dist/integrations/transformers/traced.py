@@ -4,9 +4,9 @@ Nothing is read on the host. Which tokens exist and where documents begin are co
 device to each query's first key and end, from which IntervalMask makes a plan there.
 
 The mask function is neither recognised nor evaluated for every pair. A few pairs per query tell
-where sequences begin, and some others must agree with a band within these. The graph checks this
-when it runs, and that padding has no gaps. If a check fails, torch stops at an assertion, after
-which the process cannot use a GPU any more.
+where sequences begin, and some other pairs must agree with a band within the sequences. The graph
+checks this when it runs, and that padding has no gaps. If a check fails, torch stops at an
+assertion, after which the process cannot use a GPU any more.
 """
 
 from __future__ import annotations

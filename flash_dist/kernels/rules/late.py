@@ -22,7 +22,7 @@ def when_imported(name: str, register: Callable[[], None]) -> None:
 
 
 class _Late(MetaPathFinder):
-    """A finder that finds one module once, like the other finders."""
+    """A finder that finds one module once, by asking the other finders."""
 
     def __init__(self, name: str, register: Callable[[], None]) -> None:
         self.name = name
