@@ -153,10 +153,10 @@ def test_chunks_of_a_prefill_have_the_bits_of_the_prefill(head_dim: int, half: t
 def test_a_prefill_of_many_tiles_has_the_bits_of_its_chunks(
     window: tuple[int, int], half: torch.dtype
 ) -> None:
-    """With many tiles, each tile computes its visible keys; in a chunk, those visible to any tile.
+    """Each tile of many computes only its visible keys; in a chunk, the keys that any tile sees.
 
-    On Hopper this is so without workspace. With workspace, the forward kernel computes prefill and
-    chunks.
+    On Hopper this happens only without workspace. With workspace, the forward kernel computes
+    prefill and chunks.
     """
     problem = Problem((2000, 1700), 2000, 2000, 32, 8, 128, causal=True, window=window)
     check_chunks(problem, half, range(250, 2001, 250))

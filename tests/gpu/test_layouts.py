@@ -148,7 +148,7 @@ def test_a_layout_of_float32_does_not_change_a_bit(
 def test_the_rows_of_a_tensor_may_all_be_the_same_memory(
     name: str, head_dims: tuple[int, int], half: torch.dtype
 ) -> None:
-    """Such rows have no tensor map: they are copied, with the bits of the copy."""
+    """Such rows have no tensor map, so they are copied: the bits are those of a copy."""
     problem = random_problem(
         batch=2,
         seqlen_q=200,

@@ -31,7 +31,7 @@ COUNTS = ("cache_miss", "remote_storage_hit")
 
 
 class Storage(BaseHTTPRequestHandler):
-    """A server that keeps whatever is put there, which is all that ccache needs."""
+    """A server that stores and returns what clients put there; ccache needs no more."""
 
     kept: ClassVar[dict[str, bytes]] = {}
 

@@ -20,7 +20,7 @@ from flash_dist.toolkit.targets.verdict import Build, Situation, judge_kernel
 
 LIBRARY: Final = Path(flash_dist.__file__).parent / KERNELS
 SPECIFIC: Final = "flash_dist_fwd_sm90_bf16_d128_smem227_sm90a"
-LARGER: Final = "flash_dist_fwd_sm90_bf16_d128_smem226_sm90a"  # beside one with score modification
+LARGER: Final = "flash_dist_fwd_sm90_bf16_d128_smem226_sm90a"  # the plan of SCORED
 SCORED: Final = "flash_dist_fwd_scored_sm90_bf16_d128_smem226_sm90a"
 GENERAL: Final = "flash_dist_fwd_bf16_d128_smem163_sm90a"
 

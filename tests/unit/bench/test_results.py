@@ -282,7 +282,7 @@ def test_equal_documents_are_held_against_the_same_as_a_batch() -> None:
 
 
 def _rows_of_documents() -> list[Row]:
-    """Rows of unequal and equal documents, and of the latter as a batch."""
+    """Rows of unequal documents, of equal documents, and of a batch of the equal ones."""
 
     def rate(shape: Shape) -> float:
         if not shape.documents:

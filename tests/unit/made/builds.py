@@ -87,7 +87,10 @@ def make_build(archs: str, *, label: str = "test", proof: str = "native") -> Bui
 
 
 def make_table_build(table: Table, archs: str = HOPPER, *, stated: bool = True) -> Build:
-    """Return the build of a table of kernels (csrc/kernels.toml); earlier builds state no facts."""
+    """Return the build of a table of kernels (csrc/kernels.toml).
+
+    With stated=False its manifest does not state the fallbacks, like those of earlier versions.
+    """
     variants = tuple(
         Variant.of(one.symbol, one.family.name, one.place, one.target)
         for arch in ArchSet.parse(archs).archs

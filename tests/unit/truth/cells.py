@@ -206,7 +206,7 @@ class Answer:
 
     @property
     def obstacle(self) -> str:
-        """Return the rule in its sentence; empty if the code runs."""
+        """Return the rule that the answer's sentence names; empty if the code runs."""
         found = (rule for words, rule in OBSTACLES.items() if words in self.said)
         return next(found, "unexplained") if self.how == "no" else ""
 

@@ -1,4 +1,4 @@
-"""`verify --key`: only what a given key has signed passes; everything else is a sentence."""
+"""`verify --key`: only what a given key has signed passes; the rest is refused in a sentence."""
 
 from __future__ import annotations
 

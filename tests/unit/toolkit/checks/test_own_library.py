@@ -1,4 +1,4 @@
-"""Our own wheels before installation: judged kernel by kernel, as afterwards."""
+"""Our own wheels before installation: judged kernel by kernel, as after installation."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ ASKING = ("ci", "flash_dist/toolkit/make", "flash_dist/toolkit/indexes", "noxfil
 
 
 def find_modules() -> list[Path]:
-    """List the modules that ask the table, except conda's own."""
+    """List the modules that read the table of channels, except conda's own."""
     paths = [path for place in ASKING for path in (ROOT / place, *(ROOT / place).rglob("*.py"))]
     names = {path.relative_to(ROOT).as_posix(): path for path in paths if path.suffix == ".py"}
     return [path for name, path in sorted(names.items()) if not name.startswith(OWN)]
