@@ -36,7 +36,7 @@ def headers() -> dict[str, str]:
 
 
 def render_wgmma_shapes() -> str:
-    """The wrappers of ptx/wgmma.cuh."""
+    """Return the wrappers that ptx/wgmma.cuh calls."""
     lines = ["#pragma once", "", "#include <type_traits>", "", "namespace flash_dist {", ""]
     for in_registers in (False, True):
         flags = "bool TRANSPOSED_B" if in_registers else "bool TRANSPOSED_A, bool TRANSPOSED_B"
@@ -77,12 +77,12 @@ def _wgmma(columns: int, flags: str, a: str, *, in_registers: bool) -> Iterator[
 
 
 def load_layout(path: Path = LAYOUT) -> dict[str, Any]:
-    """Run the description of what carries a mask to the kernels, which needs no torch."""
+    """Run flash_dist/masks/layout.py, which needs no torch, and return its names."""
     return runpy.run_path(str(path))
 
 
 def render_mask_layout(layout: dict[str, Any]) -> str:
-    """The numbers of a mask by name, and that the headers of the kernels have the same ones."""
+    """Return the numbers of a mask as constants, with checks that the kernels' headers agree."""
 
     def enum(name: str, values: Sequence[str]) -> str:
         listed = "".join(f"  {value.upper()},\n" for value in values)

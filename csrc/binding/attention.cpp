@@ -249,7 +249,7 @@ Tensor run_bias_gradient(const Arguments& a, const Outputs& saved, int64_t split
   return parts;
 }
 
-// Refuses what the kernels would compute without the bias, or without dropout.
+// Refuses calls for which the kernels would ignore the bias or the dropout.
 void check_options(const Scores& scores, bool match_kvcache, const Dropout& dropout) {
   STD_TORCH_CHECK(!scores.bias || (scores.softcap == 0.0 && !match_kvcache),
                   "bias must be None with softcap or match_kvcache, got a tensor");

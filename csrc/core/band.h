@@ -47,8 +47,8 @@ FLASH_DIST_HOST_DEVICE bool is_even(const Mask& mask, bool packed) {
          !packed;
 }
 
-// Where the fp32 sums of dK and dV are stored: partial sums of the splits, and sums kept between
-// query chunks.
+// The places of the fp32 sums of dK and dV: partial sums of the splits, and sums kept between query
+// chunks.
 struct SumRows {
   int64_t first;        // row of key 0 of the chunk's first unit in split 0
   int64_t split, unit;  // distance to the next split, and to the next unit

@@ -24,16 +24,16 @@ constexpr int LATENT_SOFTMAX_BLOCKS = 16;
 constexpr int MOST_FEW_TILES = 64;  // most work tiles for which P may be stored
 constexpr int PAGE_STEP = 16;       // contiguous keys in every cache
 
-// Where the keys of each batch entry are: rows [0, page) of cache entries. With block_table an
-// entry is a page. Without it, an entry holds all keys of a batch entry. NOTE: nobody checks the
-// contents of the arrays. Only core/decode_work.cuh reads them, and it clamps them to the tensors.
+// Locates the keys of each batch entry: rows [0, page) of cache entries. With block_table an entry
+// is a page. Without it, an entry holds all keys of a batch entry. NOTE: nobody checks the contents
+// of the arrays. Only core/decode_work.cuh reads them, and it clamps them to the tensors.
 struct CacheParams {
   View k, v;                    // [entries, page, num_heads_kv, 1, columns]; v.data null: v is in k
   const int* cache_seqlens;     // [batch] keys of each sequence before new ones; null: capacity
   const int* cache_batch_idx;   // [batch] entry of each batch entry; null: its own index
   const int* cache_leftpad;     // [batch] keys to skip at the start; null: none
   const int* block_table;       // [batch, capacity / page] entries; null: not paged
-  const int* cu_seqlens_k;      // [batch + 1] where each begins in the one entry; null: not packed
+  const int* cu_seqlens_k;      // [batch + 1] first key of each in the only entry; null: not packed
   int64_t table_row;            // stride of block_table
   int entries, page, capacity;  // capacity: most keys of a sequence
   int seqlen_new;               // new keys per sequence, after the first cache_seqlens

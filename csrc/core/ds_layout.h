@@ -1,7 +1,7 @@
-// Where the spilled dS is stored. dS^T of one query head is split into 64x64 tiles (key tile n,
-// query tile m). Only tiles that the mask does not fully mask have a slot. Slots are ordered by key
-// tile, then by query tile. A tile is 4 x 4 blocks of 16 keys by 16 queries. A block is stored as
-// the A fragment of mma m16n8k16: 16 bytes per lane.
+// The layout of the spilled dS in memory. dS^T of one query head is split into 64x64 tiles (key
+// tile n, query tile m). Only tiles that the mask does not fully mask have a slot. Slots are
+// ordered by key tile, then by query tile. A tile is 4 x 4 blocks of 16 keys by 16 queries. A block
+// is stored as the A fragment of mma m16n8k16: 16 bytes per lane.
 //
 // This is the layout of bands, whose slots follow from a few numbers. Masks with arrays store
 // theirs (MaskParams::key_slots, TileList::slots).

@@ -19,8 +19,8 @@ struct AxisSteps {
   int member, head_kv, batch;
 };
 
-// Why a tensor cannot have a map; null if it can. Packed tensors have all tokens on the row axis,
-// and one batch entry.
+// Returns why a tensor cannot have a map; null if it can. Packed tensors have all tokens on the row
+// axis, and one batch entry.
 const char* find_map_problem(const View& view, int rows, int columns, const Axes& axes);
 
 // Makes a map of boxes with box_rows rows and 64 columns, laid out as in core/panels.cuh.

@@ -112,16 +112,16 @@ struct BiasParams {
   float factor;  // 1 / softmax_scale; filled in at the call
 };
 
-// Which weights of P are dropped, see core/dropout.cuh. All zero: none.
+// Decides which weights of P are dropped, see core/dropout.cuh. All zero: none.
 struct DropoutParams {
   const int64_t* rng_state;  // [2] seed and offset, on the device; null: no dropout
   uint32_t threshold;        // 65536 * the fraction that is kept, times 65536
   float scale;               // factor of kept weights: 1 / the kept fraction
 };
 
-// Where the rows of a batch entry are. Null pointers for tensors with a batch axis, whose entries
-// all have the full length. NOTE: nobody has checked the contents of the arrays. Only
-// core/sequence.cuh reads them.
+// Locates the rows of a batch entry. Null pointers for tensors with a batch axis, whose entries all
+// have the full length. NOTE: nobody has checked the contents of the arrays. Only core/sequence.cuh
+// reads them.
 struct Packing {
   const int* cu_seqlens_q;  // [batch + 1]
   const int* cu_seqlens_k;

@@ -1,5 +1,5 @@
-// Which rows belong to a batch entry (its whole axis, or a document of packed tensors), and where
-// the rows of a head start.
+// Finds the rows of a batch entry (its whole axis, or a document of packed tensors), and the
+// addresses of a head's rows.
 #pragma once
 
 #include "core/params.h"

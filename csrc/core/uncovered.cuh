@@ -2,10 +2,10 @@
 // document, after the last, or in a document beyond max_seqlen. No block computes them, and outputs
 // are allocated uninitialised. So out and the gradients are set to 0 there, and lse to -inf.
 //
-// Existing blocks do this before their own work: the forward's write out and lse, those of the
-// delta kernel write dq, dk and dv. The delta kernel is launched once and first, and has registers
-// to spare. If every row is covered, the cost is one more load from cu_seqlens, beside the others,
-// and a comparison.
+// Existing blocks do this before their own work: blocks of the forward write out and lse, blocks of
+// the delta kernel write dq, dk and dv. The delta kernel is launched once and first, and has
+// registers to spare. If every row is covered, the cost is one more load from cu_seqlens, beside
+// the others, and a comparison.
 #pragma once
 
 #include "core/blocks.cuh"

@@ -1,4 +1,4 @@
-// How many splits the keys of a cache are divided into.
+// Chooses the number of splits of the keys of a cache.
 #pragma once
 
 #include <algorithm>

@@ -1,11 +1,11 @@
-// How a backward call is split into launches: a pure function of shapes, mask, budget and device
+// Splits a backward call into launches: a pure function of shapes, mask, budget and device
 // properties. The plan fixes the order of summation, and so every bit of the result:
 //
 //   whole        one block computes all gradients of a unit, whose sequences fit its tile;
 //   fused        else: one kernel computes dK, dV and dQ, if there is such a kernel;
 //   spill        else: dQ comes from the stored dS; if not, from recomputed S and dP;
 //   group_split  number of partial sums of dK and dV per kv head, each of some query heads;
-//   query_split  fused only: number of parts of each of these, each of some queries;
+//   query_split  fused only: number of parts of each group split, each of some queries;
 //   first_keys_first  fused only: the order in which dQ is summed;
 //   steps        the kernels to launch, in order, with their compiled size and their chunk.
 //

@@ -1,4 +1,4 @@
-// Bytes of registers.
+// Rearranges the bytes of registers.
 #pragma once
 
 #include <cstdint>

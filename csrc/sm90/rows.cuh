@@ -99,7 +99,7 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, uint16_t* dst, int64_t 
   }
 }
 
-// Stages and copies rows, through rows of a tile that no other warpgroup uses.
+// Stages rows in a tile that no other warpgroup uses, and copies them to global memory.
 template <class Tile, class Target, class T, int NT>
 __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint32_t tile,
                                            uint16_t* dst, int64_t row_stride, int rows,

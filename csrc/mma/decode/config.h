@@ -19,8 +19,8 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_ROWS = Plan::ROWS;            // rows per work tile
   static constexpr int WARPS_N = WARPS * 16 / BLOCK_ROWS;  // warps that share 16 rows
   static constexpr int TILES = KEY_BLOCK / BLOCK_N;        // tiles of K, and of V, per key block
-  // KEY_WARPS of these warps share the keys of a tile. KEY_GROUPS such groups take the tiles in
-  // turn.
+  // KEY_WARPS of these warps share the keys of a tile. KEY_GROUPS such groups take the tiles
+  // round-robin.
   static constexpr int KEY_WARPS = WARPS_N < BLOCK_N / 8 ? WARPS_N : BLOCK_N / 8;
   static constexpr int KEY_GROUPS = WARPS_N / KEY_WARPS;
   static constexpr int OWN_TILES = TILES / KEY_GROUPS;   // tiles of which a warp has keys

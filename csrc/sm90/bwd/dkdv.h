@@ -1,4 +1,4 @@
-// The kernels of dK and dV on Hopper: of a block's keys, and of those that two blocks share.
+// The kernels of dK and dV on Hopper: for keys of one block, and for keys that two blocks share.
 #pragma once
 
 #include "sm90/bwd/dkdv.cuh"

@@ -32,7 +32,8 @@ struct DkdvSm90Steps {
   using Scores = Accumulator<1, BLOCK_M / 8>;
   using Fragments = uint32_t[BLOCK_M / 16][1][4];
   using Statistics = float2[BLOCK_M / 8];
-  // In fp16, with soft cap or ALiBi, P^T is 2^8 P^T: below 2^-14, what dS^T is made of would lose bits.
+  // In fp16, with soft cap or ALiBi, P^T is 2^8 P^T: below 2^-14, the values from which dS^T is
+  // computed would lose bits.
   static constexpr int SCORE_MOD_SHIFT =
       Config::HAS_SCORE_MOD && std::is_same_v<T, Fp16> ? 8 : 0;  // log2; dV is scaled back
 
@@ -122,7 +123,7 @@ struct DkdvSm90Steps {
   }
 
   // lse or delta of a stage's queries, for a thread's scores, read from shared memory on each use.
-  // `offset` is that of the first.
+  // `offset`: bytes before the thread's first value.
   struct StageStatistics {
     uint32_t at;
     __device__ __forceinline__ StageStatistics(const float* from, uint32_t offset)

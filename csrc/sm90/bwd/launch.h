@@ -1,4 +1,5 @@
-// The launches of the backward kernels for Hopper, and what they leave to the general ones.
+// The launches of the backward kernels for Hopper. Decides which calls are left to the general
+// kernels.
 #pragma once
 
 #include "core/blocks.cuh"

@@ -60,8 +60,8 @@ struct FusedCursor : DkdvCursor<Config> {
   }
 };
 
-// A block's place in the order in which the key blocks that see a query tile add to its dQ. It is the
-// order in which they begin: from the last keys to the first, or the other way round.
+// A block's place in the order in which the key blocks that see a query tile add to its dQ. It is
+// the order in which they begin: from the last keys to the first, or from the first to the last.
 struct DqOrder {
   int before;  // number of earlier blocks; -1: this block does not see the tile
   bool is_last;
@@ -91,7 +91,7 @@ __device__ __forceinline__ DqOrder find_order(const BwdParams& p, const DkdvWork
   return {last - n, n == first};
 }
 
-// Whether query tile m sees a key, so that its dQ is summed.
+// Tells if query tile m sees a key, so that its dQ is summed.
 __device__ __forceinline__ bool is_visible(const BwdParams& p, const Mask& mask,
                                            const DsLayout& layout, int m) {
   if (p.mask.kind == MaskKind::TILES) {

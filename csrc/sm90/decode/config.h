@@ -41,7 +41,7 @@ struct DecodeWideSm90Config
   static_assert(HEAD_DIM == HEAD_DIM_V && HEAD_DIM % QTile::COLUMNS == 0);
   static_assert(BLOCK_ROWS == CONSUMER_ROWS || LARGER == 0);
 
-  // Where each 16-byte chunk of K or V is stored.
+  // The place of each 16-byte chunk of K or V.
   struct Layout {
     static constexpr int CHUNKS = HEAD_DIM / 8;
     static constexpr int ROW_BYTES = KTile::ROW_BYTES;

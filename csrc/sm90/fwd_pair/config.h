@@ -32,10 +32,10 @@ struct FwdPairSm90Config
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int BLOCK_N = MASK_TILE;             // keys of a step of one block
-  static constexpr int COLUMNS = HEAD_DIM_V / CLUSTER;  // of out, for each block
+  static constexpr int COLUMNS = HEAD_DIM_V / CLUSTER;  // columns of out per block
   static constexpr int SLICE = Plan::SLICE;             // columns of K or V in a stage
-  static constexpr int K_SLICES = HEAD_DIM / SLICE;     // of a step
-  static constexpr int V_SLICES = COLUMNS / SLICE;      // of a step of either block
+  static constexpr int K_SLICES = HEAD_DIM / SLICE;     // slices of K per step
+  static constexpr int V_SLICES = COLUMNS / SLICE;      // slices of V per step of either block
   static constexpr int LOADER_REGISTERS = 24;           // setmaxnreg
   static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
   static_assert(CONSUMERS == 2, "lists are made for 128 queries");
@@ -50,15 +50,16 @@ struct FwdPairSm90Config
   static constexpr int SLICE_PANELS = KTile::count(SLICE);
   static constexpr int SLICE_BYTES = SLICE_PANELS * KTile::BYTES;
   static_assert(SLICE % 64 == 0 && HEAD_DIM % SLICE == 0 && COLUMNS % SLICE == 0);
-  // A warpgroup holds at most a slice of K and those of V of one step, or these and one more of V.
+  // A warpgroup holds at most one slice of K and the slices of V of one step, or those and one more
+  // slice of V.
   static_assert(Plan::STAGES > V_SLICES + 1, "a consumer would wait for what it does not release");
 
-  // From the other block, warp by warp, to the warp with the same queries.
+  // Data from the other block. Each warp receives it from the warp with the same queries.
   struct Exchange {
     alignas(128) uint4 weights[CONSUMER_WARPS][BLOCK_N / 16][32];  // A operands, by lanes
-    float4 stats[CONSUMER_WARPS][8];  // of two rows: the maximum, in the end the sum
+    float4 stats[CONSUMER_WARPS][8];  // two rows each: the maximum, at the end the sum
     uint64_t weights_full[CONSUMER_WARPS], stats_full[CONSUMER_WARPS];
-    static constexpr int WEIGHTS_BYTES = BLOCK_N / 16 * 32 * sizeof(uint4);  // of a warp
+    static constexpr int WEIGHTS_BYTES = BLOCK_N / 16 * 32 * sizeof(uint4);  // per warp
     static constexpr int STATS_BYTES = 8 * sizeof(float4);
   };
   struct Smem {
@@ -69,7 +70,7 @@ struct FwdPairSm90Config
     uint64_t q_full[K_SLICES], full[Plan::STAGES], empty[Plan::STAGES];
     __device__ Smem() = delete;  // only a layout of shared memory, never constructed
 
-    // Called by one thread.
+    // Initializes the barriers. Called by one thread.
     __device__ __forceinline__ void make_barriers() {
       for (uint64_t& one : q_full) mbarrier_init(shared_address(&one), 1);
       for (uint64_t& one : full) mbarrier_init(shared_address(&one), 1);
@@ -83,9 +84,9 @@ struct FwdPairSm90Config
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// The keys of a work tile in pairs of steps, from the last to the first: each block has one of a pair.
-// If their number is odd, the last pair has one step, and the other block reads it without seeing any
-// of its keys.
+// The keys of a work tile in pairs of steps, from the last to the first. Each block computes one
+// step of a pair. If the number of steps is odd, the last pair has one step: the other block reads
+// its keys, but sees none of them.
 struct StepPairs {
   const KeyBounds& bounds;
 

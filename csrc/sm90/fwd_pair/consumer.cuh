@@ -272,7 +272,7 @@ class FwdPairConsumer {
     mbarrier_wait(full, stats_parity_);
     stats_parity_ ^= 1;
     const int lane = fresh_thread() % 32;
-    if (lane == 0) mbarrier_expect(full, Config::Exchange::STATS_BYTES);  // of the next
+    if (lane == 0) mbarrier_expect(full, Config::Exchange::STATS_BYTES);  // for the next
     __syncwarp();
     return load_shared_8(shared_address(&smem_.exchange.stats[warp()][lane / 4]));
   }
@@ -295,7 +295,7 @@ class FwdPairConsumer {
     const uint32_t full = shared_address(&smem_.exchange.weights_full[warp()]);
     mbarrier_wait(full, pair % 2);
     const int lane = fresh_thread() % 32;
-    if (lane == 0) mbarrier_expect(full, Config::Exchange::WEIGHTS_BYTES);  // of the next
+    if (lane == 0) mbarrier_expect(full, Config::Exchange::WEIGHTS_BYTES);  // for the next
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {

@@ -47,7 +47,7 @@ __device__ __forceinline__ void fwd_pair_sm90_block(const FwdSm90Params& params)
     }
   }
   __syncwarp();
-  cluster_sync();  // barriers of both blocks are there, and the work tile
+  cluster_sync();  // barriers of both blocks and the work tile are initialized
   const int rank = cluster_rank();
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();

@@ -1,4 +1,5 @@
-// The launch of the forward kernel for pairs of blocks, and the calls that it leaves to the general one.
+// The launch of the forward kernel for pairs of blocks. Decides which calls are left to the general
+// kernel.
 #pragma once
 
 #include "core/blocks.cuh"

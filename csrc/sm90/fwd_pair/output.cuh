@@ -42,10 +42,10 @@ struct FwdPairOutput {
     }
   }
 
-  // Stores zeros for queries without a visible key, and, by block 0, -inf or the sink for lse.
+  // Stores zeros for queries without a visible key. Block 0 also stores lse: -inf, or the sink.
   __device__ __forceinline__ void store_empty() const {
     const FwdParams& p = params.p;
-    constexpr int CHUNKS = Config::COLUMNS / 8;  // of 16 bytes to a row
+    constexpr int CHUNKS = Config::COLUMNS / 8;  // chunks of 16 bytes per row
     const int thread = fresh_thread() % WARPGROUP;
     const int count = min(rows(), 64);
     uint16_t* out = first_row();
@@ -64,7 +64,8 @@ struct FwdPairOutput {
   }
 
  private:
-  // This warpgroup's first row in the sequence, the rows from there to its end, and their address.
+  // This warpgroup's first row in the sequence, the number of rows from there to the sequence's end,
+  // and the address of the first.
   __device__ __forceinline__ int row0() const { return work.block.row0 + consumer() * 64; }
   __device__ __forceinline__ int rows() const { return work.sequence.seqlen_q - row0(); }
   __device__ __forceinline__ uint16_t* first_row() const {

@@ -210,7 +210,8 @@ class LatentConsumer : LatentConsumerBase<Config> {
   }
 
   // S = Q @ K.T of the own tile                            [64, BLOCK_N]
-  // Issues panels BEGIN to END of the key block `ahead` of this one, in the order in which they come.
+  // Issues panels BEGIN to END of the key block `ahead` of this one, in the order of
+  // scores_panel().
   template <int PART, int BEGIN, int END>
   __device__ __forceinline__ void issue_scores(Scores& s, int ahead, bool is_first) {
     const int parity = (number_ + ahead) % 2;

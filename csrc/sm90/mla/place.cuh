@@ -1,4 +1,4 @@
-// Where the threads of a warpgroup are in a work tile of 64 rows.
+// The places of the threads of a warpgroup in a work tile of 64 rows.
 #pragma once
 
 namespace flash_dist {
