@@ -36,7 +36,7 @@ def digest(tensors: Tensors) -> dict[str, str]:
 
 
 def is_wrong_time() -> bool:
-    """Whether this is the process to compute a wrong bit."""
+    """Tell if this process has to compute a wrong bit."""
     mark = os.environ.get("TEST_FLIPPED")
     if mark is None:
         return True

@@ -106,7 +106,7 @@ class Case:
 
     @property
     def is_packed(self) -> bool:
-        """Whether its documents are packed."""
+        """Tell if the documents of the case are packed."""
         return self.mask in _PACKED
 
 

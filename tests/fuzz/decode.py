@@ -179,7 +179,7 @@ def ways_of(case: Case, tensors: Tensors) -> Iterator[Way]:
 
 
 def _can_be_cut(problem: Problem, left_out: int) -> bool:
-    """Whether removing the last queries and their keys leaves the other results unchanged."""
+    """Tell if the other results stay the same without the last queries and their keys."""
     pads = problem.leftpad or (0,) * problem.batch
     shortest = min(length - pad for length, pad in zip(problem.seqlens, pads, strict=True))
     return problem.causal and not problem.seqlen_new and left_out <= shortest

@@ -143,7 +143,7 @@ def watched(case: object, patience: float) -> Iterator[None]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one dtype have equal bits, including NaN and the sign of 0."""
+    """Tell if two tensors of one dtype have equal bits, including NaN and the sign of 0."""
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
 

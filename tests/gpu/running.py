@@ -71,7 +71,7 @@ def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 
 
 
 def has_whole_shared_memory() -> bool:
-    """Whether kernels may use all shared memory: a run with less skips some."""
+    """Tell if kernels may use all shared memory: a run with less skips some."""
     return "FLASH_DIST_SMEM_LIMIT" not in os.environ
 
 
@@ -82,7 +82,7 @@ def require_smaller_plans() -> None:
 
 
 def runs_on_hopper(family: str) -> bool:
-    """Whether a family for Hopper is built in, not only PTX, and runs here."""
+    """Tell if a family for Hopper is built in, not only PTX, and runs here."""
     on_hopper = torch.cuda.get_device_capability() == (9, 0) and has_whole_shared_memory()
     return on_hopper and any(one["family"] == family for one in variants())
 

@@ -288,7 +288,7 @@ def family_of(role: str) -> str:
 
 
 def has_families_for_hopper(dtype: torch.dtype) -> bool:
-    """Whether calls without score modification use only Hopper's families here."""
+    """Tell if calls without score modification use only Hopper's families here."""
     problem = random_problem(seqlen_q=300, dtype=dtype, causal=True)
     attend_scored(score(problem, "sinks"))
     return has_whole_shared_memory() and family_of("fwd") == "fwd_sm90"

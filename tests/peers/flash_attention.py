@@ -61,7 +61,7 @@ class Suite:
     options: tuple[str, ...] = ()  # options for pytest
 
     def is_neutral(self, named: Mapping[str, Any]) -> bool:
-        """Whether a case has supported arguments only."""
+        """Tell if a case has supported arguments only."""
         asked = (check(named[name]) for name, check in self.neutral.items() if name in named)
         return all(asked) and not self.is_apart(named)
 
@@ -141,7 +141,7 @@ def move_to_cpu(text: str) -> str:
 
 
 def has_name(module: str, name: str) -> bool:
-    """Whether a program could import it."""
+    """Tell if a program could import the package."""
     try:
         return hasattr(import_module(module), name)
     except ModuleNotFoundError:
@@ -178,11 +178,11 @@ class Drawn:
         return tuple(value for one, wide in pairs for value in (one if wide else (one,)))
 
     def is_neutral(self, case: Case, suite: Suite = SUITES["2"]) -> bool:
-        """Whether a case has supported arguments only."""
+        """Tell if a case has supported arguments only."""
         return suite.is_neutral(dict(zip(self.names, case, strict=True)))
 
     def is_short(self, case: Case, longest: int) -> bool:
-        """Whether no sequence has more tokens."""
+        """Tell if no sequence has more tokens."""
         named = zip(self.names, case, strict=True)
         return all(value <= longest for name, value in named if name in LENGTHS)
 

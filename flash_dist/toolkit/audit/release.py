@@ -43,7 +43,7 @@ class Release:
 
     @property
     def headers_only(self) -> bool:
-        """Whether no image was opened."""
+        """Tell if no image was opened."""
         return self.own is None and self.requirements.headers_only
 
     @property

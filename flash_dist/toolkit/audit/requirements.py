@@ -78,7 +78,7 @@ class Requirements:
 
 
 def is_named(library: str, pattern: str) -> bool:
-    """Whether a pattern such as `*cuda12*.so` matches a library's path, or its last part."""
+    """Tell if a pattern such as `*cuda12*.so` matches a library's path, or its last part."""
     names = (library, PurePosixPath(library).name)
     return any(fnmatchcase(name, pattern) for name in names)
 

@@ -50,17 +50,17 @@ class Section(NamedTuple):
 
     @property
     def in_file(self) -> bool:
-        """Whether the file holds the section's bytes."""
+        """Tell if the file holds the section's bytes."""
         return self.kind not in {SHT_NULL, SHT_NOBITS}
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it is loaded into memory from the file."""
+        """Tell if the section is loaded into memory from the file."""
         return bool(self.flags & LOADED) and self.in_file
 
     @property
     def is_code(self) -> bool:
-        """Whether it holds code."""
+        """Tell if the section holds code."""
         return bool(self.flags & EXECUTABLE)
 
     @property

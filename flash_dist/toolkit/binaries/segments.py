@@ -57,7 +57,7 @@ def read_platform(data: Buffer) -> Platform:
 
 
 def is_shared(data: Buffer) -> bool:
-    """Whether this is a dynamically loaded ELF file: no object, no archive, no cubin."""
+    """Tell if this is a dynamically loaded ELF file: no object, no archive, no cubin."""
     return len(data) >= _HEADER_BYTES and data[:4] == ELF_MAGIC and data[16] == _ET_DYN
 
 
@@ -166,7 +166,7 @@ class Segments:
         return self.data[place:end].decode("utf-8", "backslashreplace")
 
     def is_name(self, offset: int, name: bytes) -> bool:
-        """Whether the string table has this name at an offset."""
+        """Tell if the string table has this name at an offset."""
         place = self._strings[0] + offset
         return self.data[place : place + len(name) + 1] == name + b"\0"
 

@@ -127,7 +127,7 @@ class SharedObject:
                 yield self._image.name(name)
 
     def defines(self, name: str) -> bool:
-        """Whether others can use this symbol. Uses the GNU hash table if there is one."""
+        """Tell if others can use this symbol. Uses the GNU hash table if there is one."""
         table = self._hash_table
         if table is None:
             return name in self._all_defined

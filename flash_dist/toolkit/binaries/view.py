@@ -81,7 +81,7 @@ class FileView:
         return -1
 
     def is_zero(self, start: int, end: int) -> bool:
-        """Whether all bytes between two offsets are zero. Holes of the file are skipped."""
+        """Tell if all bytes between two offsets are zero. Holes of the file are skipped."""
         while (start := self._skip_hole(start)) < end:
             if self[start : min(end, start + _CHUNK)].strip(b"\0"):
                 return False

@@ -61,7 +61,7 @@ def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
 
 
 def is_served(archs: Iterable[Arch], device: Device) -> bool:
-    """Whether code for one of these targets is promised to run on a GPU."""
+    """Tell if code for one of these targets is promised to run on a GPU."""
     return device >= FLOOR and any(judge(arch, device) for arch in archs)
 
 

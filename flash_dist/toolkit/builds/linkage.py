@@ -61,7 +61,7 @@ def expected_linkage(manifest: Manifest) -> Linkage:
 
 
 def has_shared_runtime(cuda: str) -> bool:
-    """Whether wheels of this toolkit load libcudart from elsewhere."""
+    """Tell if wheels of this toolkit load libcudart from elsewhere."""
     return parse_version(cuda)[0] < 13  # noqa: PLR2004 - the first major whose whole runtime is on PyPI
 
 

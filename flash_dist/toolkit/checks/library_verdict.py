@@ -106,7 +106,7 @@ def judge_library(report: FatbinReport, situation: Situation) -> LibraryVerdict:
 
 
 def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: int) -> bool:
-    """Whether a container was linked on the device, so that objects may hold its code.
+    """Tell if a container was linked on the device, so that objects may hold its code.
 
     If the file does not say, a single container counts as linked.
     """

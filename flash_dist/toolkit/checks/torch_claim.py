@@ -78,6 +78,6 @@ def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
 
 
 def claims(code: TorchCode, gpu: Gpu) -> bool:
-    """Whether `_check_capability` passes: code of the same major, no newer, suffix dropped."""
+    """Tell if `_check_capability` passes: code of the same major, no newer, suffix dropped."""
     plain = {Arch(arch.major, arch.minor) for arch in code.arch_list}
     return not plain or any(judge(arch, gpu.device, None, Origin(None)) for arch in plain)

@@ -81,7 +81,7 @@ class Examination:
         return exit_code(self.results, checked_gpu=checked, strict=strict)
 
     def _is_of_gpu(self, result: CheckResult) -> bool:
-        """Whether a result is about one GPU: libraries without GPU code are the same on each."""
+        """Tell if a result is about one GPU; libraries without GPU code have one for all GPUs."""
         if result.entry is NO_GPU_CODE:
             return bool(self.environment.cuda.gpus)
         return result.gpu is not None and result.status != "skip"
@@ -177,7 +177,7 @@ def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Env
 
 
 def will_run(environment: Environment) -> bool:
-    """Whether the selftest would run on a GPU here, which loads everything for real."""
+    """Tell if the selftest would run on a GPU here. The selftest loads every library."""
     loads = bool(PRODUCT.cases) and environment.loading.status == "ok"
     return loads and any(
         result.is_usable

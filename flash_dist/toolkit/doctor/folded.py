@@ -138,7 +138,7 @@ def _name(variant: Variant) -> str:
 
 
 def _is_told(variant: Variant) -> bool:
-    """Whether the symbol contains all data of a variant except its proof."""
+    """Tell if the symbol contains all data of a variant except its proof."""
     symbol = f"{SYMBOLS}{_name(variant)}_{variant.arch.identifier}"
     told = parse_symbol(symbol, variant.arch, variant.origin)
     return told is not None and replace(told, proof=variant.proof) == variant

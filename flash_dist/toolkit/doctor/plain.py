@@ -207,7 +207,7 @@ def _text(data: Any, place: str) -> str:  # noqa: ANN401 - checked here
 
 
 def is_clean(text: str) -> bool:
-    """Whether a text holds only visible characters and line ends."""
+    """Tell if a text holds only visible characters and line ends."""
     return all(char.isprintable() or char == "\n" for char in text)
 
 

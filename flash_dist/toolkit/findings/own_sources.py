@@ -77,7 +77,7 @@ class Sentence:
         return tuple(filter(None, (squeeze(unquote(one)) for one in self.text.split(_OPEN))))
 
     def is_traced_in(self, pasted: str) -> bool:
-        """Whether a traceback names its function and module."""
+        """Tell if a traceback names the function and module of the sentence."""
         return self.module in pasted and f"in {self.function.rpartition('.')[2]}\n" in pasted
 
     @property
@@ -86,7 +86,7 @@ class Sentence:
         return sum(map(len, self.pieces))
 
     def stands_in(self, squeezed: str, starts: frozenset[int]) -> bool:
-        """Whether a text contains this sentence.
+        """Tell if a text contains this sentence.
 
         A short sentence must begin a line, or follow the name of an error or the label of a report.
         """

@@ -68,7 +68,7 @@ class Place:
     found: dict[str, str]
 
     def overlaps(self, other: Place) -> bool:
-        """Whether two matches share words."""
+        """Tell if two matches share words."""
         return self.start < other.end and other.start < self.end
 
 
@@ -106,7 +106,7 @@ class Phrase:
             yield Place(start, start + len(inside), self.size, found)
 
     def stands_in_elided(self, text: str) -> bool:
-        """Whether a text has enough of its words, and `...` for the rest."""
+        """Tell if a text has enough words of the message, and `...` for the rest."""
         match = _compile_elided(self.words).search(text)
         kept = len(match.group().replace(ELISION, " ").split()) if match else 0
         return kept > _FEW or (kept == _FEW and 2 * kept >= len(self.words))
@@ -132,7 +132,7 @@ def squeeze(text: str) -> str:
 
 
 def _is_in_word(text: str, place: int) -> bool:
-    """Whether a name continues here: torch is not torchvision, nor torch._C."""
+    """Tell if a name continues here: torch is not torchvision, nor torch._C."""
     return re.match(r"\w|\.[a-z_]", text[place : place + 2]) is not None
 
 

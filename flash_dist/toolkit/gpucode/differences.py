@@ -59,7 +59,7 @@ class Differences:
     sizes: tuple[SizeChange, ...]
 
     def __bool__(self) -> bool:
-        """Whether the embedded code differs; sizes alone do not count."""
+        """Tell if the embedded code differs; sizes alone do not count."""
         return bool(self.changes)
 
     def of(self, what: What) -> tuple[Change, ...]:

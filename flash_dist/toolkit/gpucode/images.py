@@ -75,7 +75,7 @@ class FatbinEntry:
 
     @property
     def relocatable(self) -> bool:
-        """Whether this is code before device linking (`-rdc=true`)."""
+        """Tell if this is code before device linking (`-rdc=true`)."""
         return self.section.startswith(RELOCATABLE)
 
     @property

@@ -60,13 +60,13 @@ class Choice:
     checked: bool = False  # compare every image with its header
 
     def takes(self, arch: Arch | None) -> bool:
-        """Whether code for a target is requested."""
+        """Tell if code for a target is requested."""
         if isinstance(self.target, Device):
             return arch is not None and arch.device == self.target
         return self.target is None or arch == self.target
 
     def keeps(self, name: str) -> bool:
-        """Whether a kernel's name contains the requested part."""
+        """Tell if a kernel's name contains the requested part."""
         return not self.kernel or self.kernel in name or self.kernel in demangle(name)
 
 

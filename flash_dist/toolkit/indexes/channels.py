@@ -41,7 +41,7 @@ class Package(Protocol):
         """The install command."""
 
     def holds(self, version: Version, toolkit: str, label: str) -> bool:
-        """Whether the package holds the wheel of this version, CUDA toolkit and arch set."""
+        """Tell if the package holds the wheel of this version, CUDA toolkit and arch set."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class IndexedWheel:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a local file."""
+        """Tell if the wheel is a local file."""
         return not is_url(self.location)
 
     @property
@@ -80,11 +80,11 @@ class IndexedWheel:
         return value if method == "sha256" else ""
 
     def runs_on(self, machine: str) -> bool:
-        """Whether the tags allow CPUs of a kind, such as `aarch64`."""
+        """Tell if the tags allow CPUs of a kind, such as `aarch64`."""
         return any(tag.platform.endswith(("any", f"_{machine}")) for tag in self.tags)
 
     def fits(self, python: str, *, here: bool = True) -> bool:
-        """Whether a Python can install the wheel.
+        """Tell if a Python can install the wheel.
 
         An index that does not state Requires-Python has wheels of this toolkit.
 
@@ -209,7 +209,7 @@ def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
 
 
 def _leads_to(link: Link, page: str, project: str) -> bool:
-    """Whether wheels of the project may be behind a link: in a folder one level down."""
+    """Tell if a link may lead to wheels of the project, in a folder one level down."""
     folder = _folder(page)
     if not link.url.endswith("/") or len(link.url) <= len(folder):
         return False

@@ -90,7 +90,7 @@ def _published(candidate: Candidate) -> ArchSet:
 
 
 def _stays(installed: str, wheel: IndexedWheel) -> bool:
-    """Whether pip and uv take the installed version for this one: a label satisfies `==0.1.0`."""
+    """Tell if pip and uv take the installed version for this one: a label satisfies `==0.1.0`."""
     version, _, label = installed.partition("+")
     return bool(label) and version == str(wheel.version)
 

@@ -61,12 +61,12 @@ def name_machine(machine: int, bits: int = 64) -> str:
 
 
 def is_torch_library(name: str) -> bool:
-    """Whether a needed library belongs to torch."""
+    """Tell if a needed library belongs to torch."""
     return _TORCH_LIBRARY.fullmatch(name) is not None
 
 
 def is_torch_symbol(name: str) -> bool:
-    """Whether only torch defines a symbol."""
+    """Tell if only torch defines a symbol."""
     return bool(_TORCH_CPP.match(name) or _TORCH_C.fullmatch(name))
 
 
@@ -153,7 +153,7 @@ def cpu_torch(file: str, needs: str, torch: Torch) -> Finding:
 
 
 def is_cuda_part(name: str) -> bool:
-    """Whether a library or symbol exists only in CUDA builds of torch."""
+    """Tell if a library or symbol exists only in CUDA builds of torch."""
     return bool(_TORCH_CUDA.fullmatch(name) or _CUDA_SYMBOL.match(name))
 
 
@@ -179,7 +179,7 @@ def torch_symbols(file: str, names: Sequence[str], torch: Torch, oldest: str = "
 
 
 def is_driver_part(name: str) -> bool:
-    """Whether a library belongs to the NVIDIA driver."""
+    """Tell if a library belongs to the NVIDIA driver."""
     return name in _DRIVER
 
 

@@ -137,7 +137,7 @@ def _find_outer_cause(outcome: Outcome, reason: str) -> str:
 
 
 def _is_spelled(path: Path) -> bool:
-    """Whether torch can pass a path to C++, which modules that register operators need."""
+    """Tell if torch can pass a path to C++. Modules that register operators need this."""
     try:
         str(path).encode()
     except UnicodeEncodeError:  # bytes that this encoding lacks

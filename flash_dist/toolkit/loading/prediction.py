@@ -164,7 +164,7 @@ class _Judge:
         yield causes.other_python(self.label, built, self.host.python)
 
     def _has_twin(self, stem: str) -> bool:
-        """Whether the package has the same module for this Python."""
+        """Tell if the package has the same module for this Python."""
         names = {f"{stem}{suffix}" for suffix in self.host.suffixes}
         folder = self.root.path.parent if self.root.path is not None else None
         beside = any((folder / name).exists() for name in names) if folder is not None else False

@@ -54,7 +54,7 @@ def read_cuda_apart() -> Cuda:
 
 
 def uses_cuda() -> bool:
-    """Whether CUDA is initialised in this process, by any code. The test changes nothing."""
+    """Tell if CUDA is initialised in this process, by any code. The test changes nothing."""
     try:
         library = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOLOAD)
         code = library.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))

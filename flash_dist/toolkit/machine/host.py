@@ -110,7 +110,7 @@ class Host:
 
     @property
     def lacks_jit_compiler(self) -> bool:
-        """Whether the JIT compiler is missing: drivers with such releases have it beside libcuda.
+        """Tell if the JIT compiler is missing: drivers with such releases have it beside libcuda.
 
         WSL keeps it in the folders of Windows; the libcuda of Jetson has no release in its name.
         """

@@ -94,7 +94,7 @@ def split_library_path(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def ends_search(path: Path, platform: Platform) -> bool:
-    """Whether the loader stops here: it takes the file, or fails because it is not ELF."""
+    """Tell if the loader stops here: it takes the file, or fails because it is not ELF."""
     return _read_platform_of(path) in {platform, "none"}
 
 

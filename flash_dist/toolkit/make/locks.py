@@ -51,7 +51,7 @@ class LockError(KernelsError):
 
 
 def is_covered(python: tuple[int, int] = sys.version_info[:2]) -> bool:
-    """Whether the hashes cover this machine and its Python."""
+    """Tell if the hashes cover this machine and its Python."""
     known = sys.platform == "linux" and platform.machine() in MACHINES
     return known and OLDEST <= python <= NEWEST
 
@@ -176,7 +176,7 @@ def _write_package(package: Mapping[str, Any]) -> str:
 
 
 def _is_ours(wheel: str) -> bool:
-    """Whether one of our Pythons on one of our CPUs can install a wheel of this name."""
+    """Tell if one of our Pythons on one of our CPUs can install a wheel of this name."""
     from packaging.utils import parse_wheel_filename  # noqa: PLC0415 - absent in a container
 
     tags = parse_wheel_filename(wheel.replace("%2B", "+"))[3]

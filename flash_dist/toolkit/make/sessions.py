@@ -151,7 +151,7 @@ def set_names(session: nox.Session) -> list[str]:
 
 
 def is_native(session: nox.Session) -> bool:
-    """Whether this machine's compiler builds: on request, or without a container engine."""
+    """Tell if this machine's compiler builds: on request, or without a container engine."""
     if NATIVE in session.posargs:
         return True
     engine = find_engine(os.environ)

@@ -87,7 +87,7 @@ def conclude(data: Json) -> str:
 
 
 def is_nothing_checked(data: Json) -> bool:
-    """Whether there was no GPU to check, or no check had a result."""
+    """Tell if there was no GPU to check, or no check had a result."""
     results = {check["status"] for check in data["checks"]} - {"skip"}
     return data["exit_code"] == EXIT_NOTHING_CHECKED or not results
 

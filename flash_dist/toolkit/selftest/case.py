@@ -60,7 +60,7 @@ class Case:
 
     @property
     def fills_gpu(self) -> bool:
-        """Whether it is too large for `exact`: then its results must only be finite."""
+        """Tell if the case is too large for `exact`; then its results must only be finite."""
         return False
 
     def make_inputs(self, device: torch.device) -> Any:  # noqa: ANN401 - the package's own

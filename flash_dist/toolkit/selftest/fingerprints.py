@@ -161,7 +161,7 @@ def make_fingerprints(
 
 
 def is_compiled_by_driver(symbols: Iterable[str]) -> bool:
-    """Whether the driver compiled one of these kernels from PTX; True without symbols."""
+    """Tell if the driver compiled one of these kernels from PTX; True without symbols."""
     names = list(symbols)
     return not names or any("_compute" in symbol for symbol in names)
 

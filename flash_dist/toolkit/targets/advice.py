@@ -302,7 +302,7 @@ def jit_fix(devices: Iterable[Device], build: Build, driver: Driver | None = Non
 
 
 def _is_compiled(archset: ArchSet, devices: Iterable[Device]) -> bool:
-    """Whether a set serves all of these GPUs without the JIT."""
+    """Tell if a set serves all of these GPUs without the JIT."""
     hows = serve(archset, devices)
     return hows is not None and "jit" not in hows
 

@@ -325,7 +325,7 @@ class Axes:
 
 
 def is_plain(key: KernelKey) -> bool:
-    """Whether a kernel is of a plain file, whose name is its role; dispatchers ignore it."""
+    """Tell if a kernel is of a plain file, whose name is its role; dispatchers ignore it."""
     return not (key.words or key.sizes)
 
 

@@ -110,7 +110,7 @@ ALLOWED = JitPolicy()
 
 
 def is_set(environ: Mapping[str, str], name: str) -> bool:
-    """Whether a variable of the driver is on: empty and 0 are off."""
+    """Tell if a variable of the driver is on: empty and 0 are off."""
     return environ.get(name, "0") not in {"", "0"}
 
 
@@ -272,7 +272,7 @@ def driver_refusal(driver: Driver, origin: Origin) -> str | None:
 
 
 def _needs_more(driver: Driver, origin: Origin) -> bool:
-    """Whether not even the newest known driver would load the image."""
+    """Tell if not even the newest known driver would load the image."""
     return origin.toolkit is not None and not driver_supports_toolkit(driver, origin.toolkit)
 
 

@@ -90,17 +90,17 @@ class Device:
 
     @property
     def integrated(self) -> bool:
-        """Whether this is a Tegra-class part (Jetson, Drive, Thor)."""
+        """Tell if this is a Tegra-class part (Jetson, Drive, Thor)."""
         return self.version in INTEGRATED
 
     @property
     def arm_only(self) -> bool:
-        """Whether all machines with it have Arm CPUs."""
+        """Tell if all machines with this GPU have Arm CPUs."""
         return self.version in ARM_ONLY
 
     @property
     def known(self) -> bool:
-        """Whether these tables have such a GPU."""
+        """Tell if these tables have such a GPU."""
         return self.version in SMEM_OPTIN_KIB
 
     @property
@@ -167,7 +167,7 @@ class Driver:
 
     @property
     def is_newer_than_known(self) -> bool:
-        """Whether only its release is known, and is newer than the table: it may support more."""
+        """Tell if only the release is known and newer than the table, so that more may load."""
         branch = self.release.partition(".")[0]
         newest = max(DRIVER_CUDA)
         beyond = branch.isdecimal() and int(branch) > newest
@@ -175,7 +175,7 @@ class Driver:
 
     @property
     def may_do_more(self) -> bool:
-        """Whether it may load images newer than these tables: a driver in the tables does not."""
+        """Tell if the driver may load images newer than these tables; no driver in them does."""
         return self.is_newer_than_known or self.cuda > NEWEST_CUDA
 
     def __str__(self) -> str:
@@ -239,7 +239,7 @@ def ptx_isa_cuda(isa: Version) -> Version | None:
 
 
 def driver_supports_toolkit(driver: Driver, toolkit: str) -> bool:
-    """Whether SASS and runtime of this toolkit load: the driver's CUDA major is not older."""
+    """Tell if SASS and runtime of this toolkit load: the driver's CUDA major is not older."""
     return driver.cuda[0] >= parse_version(toolkit)[0]
 
 

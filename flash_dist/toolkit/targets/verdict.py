@@ -103,7 +103,7 @@ class Variant:
 
     @property
     def is_specific(self) -> bool:
-        """Whether its family is for some targets only."""
+        """Tell if the family of the kernel is for some targets only."""
         return self.family != self.key.role
 
     @property

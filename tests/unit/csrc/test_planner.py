@@ -54,7 +54,7 @@ def budgeted(made: dict[str, Any]) -> int:
 
 
 def tile_is_visible(shape: dict[str, Any], key: int, query: int) -> bool:
-    """Whether a 64x64 tile of one head holds a visible score, from its corners."""
+    """Tell if a 64x64 tile of one head holds a visible score, from its corners."""
     _, left, right, bottom_right = shape.get("mask", FULL)
     seqlen_q, seqlen_k = shape["seqlen_q"], shape["seqlen_k"]
     shift = seqlen_k - seqlen_q if bottom_right else 0
@@ -90,7 +90,7 @@ def assert_ends(chunks: list[Chunk], first: str, last: str) -> None:
 
 
 def are_in_order(one: Chunk, next_one: Chunk) -> bool:
-    """Whether all queries of a chunk come before another's: query head by query head, ascending."""
+    """Tell if all queries of a chunk come before another's: query head by query head, ascending."""
     if one["member_begin"] == next_one["member_begin"]:
         return bool(one["query_end"] <= next_one["query_begin"])
     return bool(one["member_begin"] + one["members"] <= next_one["member_begin"])

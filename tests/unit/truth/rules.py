@@ -115,7 +115,7 @@ def _choose(images: tuple[Image, ...], case: Case) -> tuple[str, set[str]]:
 
 
 def _reaches(image: Image, gpu: Number) -> bool:
-    """Whether an image is for the GPU by number and suffix."""
+    """Tell if an image is for the GPU by number and suffix."""
     number = _renumber(image.number)
     if image.suffix == "a":
         return gpu == number
@@ -131,7 +131,7 @@ def _renumber(number: Number) -> Number:
 
 
 def _is_tegra(image: Image, gpu: Number) -> bool:
-    """Whether the desktop rule does not apply, because one of the two is Tegra."""
+    """Tell if the desktop rule does not apply, because one of the two is Tegra."""
     parts = set(map(parse_number, RULES["tegra"]["gpus"]))
     number = _renumber(image.number)
     return number != gpu and bool({number, gpu} & parts)
@@ -173,6 +173,6 @@ def _need_driver(library: Library) -> int:
 
 
 def _is_on(rule: str, case: Case) -> bool:
-    """Whether a pair of variables is on: the first that is set decides."""
+    """Tell if a pair of variables is on: the first that is set decides."""
     values = [case.variables[name] for name in RULES[rule]["variables"] if name in case.variables]
     return values[:1] == ["1"]

@@ -64,7 +64,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def is_shown(result: CheckResult, *, quiet: bool) -> bool:
-    """Whether a result is printed: -q prints only problems."""
+    """Tell if a result is printed: -q prints only problems."""
     return not quiet or result.status in {"warn", "fail"}
 
 

@@ -74,7 +74,7 @@ class Header(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """Whether version and kind are known."""
+        """Tell if version and kind are known."""
         return self.version == _VERSION and self.kind in _KINDS
 
     def interpret(self) -> tuple[Kind, Arch | None, Codec]:
@@ -211,7 +211,7 @@ def _measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
 
 
 def _is_accelerated(data: FileView, place: int, raw: Header) -> bool:
-    """Whether the header has a copy of the cubin's attributes: code for one chip alone."""
+    """Tell if the header has a copy of the cubin's attributes: code for one chip alone."""
     if not raw.flags & _BINARY_OPTIONS or not raw.options_offset:
         return False
     start = place + raw.options_offset

@@ -78,7 +78,7 @@ class Loaded:
         return (section.name, section.end) if section else ("no section", self._size)
 
     def is_code(self, place: int) -> bool:
-        """Whether an offset is in a section with code."""
+        """Tell if an offset is in a section with code."""
         section = self._find(place)
         return section is not None and section.is_code
 

@@ -66,7 +66,7 @@ def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
 
 
 def _begins_in(data: FileView) -> bool:
-    """Whether a container or a cubin may begin somewhere after the header of an object."""
+    """Tell if a container or a cubin may begin somewhere after the header of an object."""
     return any(data.find(start, 1) > 0 for start in (CONTAINER_START, CUBIN_START))
 
 

@@ -127,7 +127,7 @@ class Walk:
         return self.ends[start]
 
     def is_container(self, start: int, limit: int) -> bool:
-        """Whether the first bytes are those of a container and of its first image."""
+        """Tell if the first bytes are those of a container and of its first image."""
         try:
             first, end = self._find_bounds(start, limit)
             return read_header(self.data, first, end).is_image
@@ -135,7 +135,7 @@ class Walk:
             return False
 
     def fits(self, start: int, limit: int) -> bool:
-        """Whether a container of any kind ends within its limits."""
+        """Tell if a container of any kind ends within its limits."""
         try:
             return bool(self._find_bounds(start, limit))
         except FatbinError:

@@ -72,12 +72,12 @@ class Include(Mention):
 
     @property
     def is_stable(self) -> bool:
-        """Whether it is a header of torch's stable ABI."""
+        """Tell if a header belongs to torch's stable ABI."""
         return self.plain.startswith(tuple(f"{folder}/" for folder in _ALLOWED))
 
     @property
     def is_unstable(self) -> bool:
-        """Whether it is another header of torch, or one of pybind11."""
+        """Tell if a header belongs to torch's unstable ABI, or to pybind11."""
         return self.plain.partition("/")[0] in _UNSTABLE and not self.is_stable
 
 
@@ -91,7 +91,7 @@ class Code:
 
     @property
     def registers(self) -> bool:
-        """Whether it registers operators on the stable ABI."""
+        """Tell if the file registers operators on the stable ABI."""
         return any(map(_is_stable, self.names))
 
 

@@ -38,7 +38,7 @@ class SymbolError(KernelsError):
 
 
 def mentions_kernel(symbol: str) -> bool:
-    """Whether a mangled name belongs to a single kernel."""
+    """Tell if a mangled name belongs to a single kernel."""
     if NAMESPACE not in symbol:
         return False
     return _TARGET in symbol or _CONFIG in symbol or _KERNEL in symbol

@@ -47,7 +47,7 @@ def inspect_image(engine: str, image: str, question: str, environ: Mapping[str, 
 
 
 def answers(engine: str, environ: Mapping[str, str]) -> bool:
-    """Whether an engine prints its version."""
+    """Tell if an engine prints its version."""
     program = shutil.which(engine, path=environ.get("PATH"))
     if program is None:
         return False

@@ -64,7 +64,7 @@ def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_current(environ: Mapping[str, str]) -> bool:
-    """Whether the image exists and was made from the present recipe."""
+    """Tell if the image exists and was made from the present recipe."""
     if shutil.which("podman") is None:
         return False
     question = f'{{{{index .Config.Labels "{LABEL}"}}}}'

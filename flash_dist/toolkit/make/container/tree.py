@@ -71,6 +71,6 @@ def list_known(root: Path) -> list[Path] | None:
 
 
 def _is_source(path: Path) -> bool:
-    """Whether a path is a file, or a link, that no build has written."""
+    """Tell if a path is a file, or a link, that no build has written."""
     there = path.is_file() or (path.is_symlink() and path.exists())
     return there and path.suffix not in _COMPILED and "__pycache__" not in path.parts

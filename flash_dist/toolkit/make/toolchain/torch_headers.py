@@ -80,7 +80,7 @@ class Lock:
         return "\n".join([*lines, ""])
 
     def holds(self, folder: Path) -> bool:
-        """Whether this folder has every pinned header, unchanged."""
+        """Tell if this folder has every pinned header, unchanged."""
         return all(
             (folder / name).is_file() and _sha256((folder / name).read_bytes()) == digest
             for name, digest in self.sha256.items()

@@ -70,17 +70,17 @@ def backward_of(one: Recorded) -> dict[str, Any]:
 
 
 def splits_queries(one: Recorded) -> bool:
-    """Whether blocks share the queries of a key tile."""
+    """Tell if blocks share the queries of a key tile."""
     return bool(backward_of(one).get("query_split", 1) > 1)
 
 
 def stores_ds(one: Recorded) -> bool:
-    """Whether dQ comes from a stored dS."""
+    """Tell if dQ comes from a stored dS."""
     return bool(backward_of(one).get("spill"))
 
 
 def splits_a_cache(one: Recorded) -> bool:
-    """Whether the keys of caches have splits for two blocks on each multiprocessor."""
+    """Tell if the keys of caches have splits for two blocks on each multiprocessor."""
     return any(entry.get("shares", 0) > H200.sm_count for entry in one.plans)
 
 

@@ -172,7 +172,7 @@ def wait_until(done: Callable[[], bool]) -> None:
 
 
 def is_running(child: str) -> bool:
-    """Whether a process exists and is not a zombie."""
+    """Tell if a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -236,7 +236,7 @@ def test_printed_commands_run_unchanged(
 
 
 def runs_anywhere(command: str) -> bool:
-    """Whether it needs neither a GPU, nor the network, nor a package that may be absent."""
+    """Tell if a command needs neither a GPU, nor the network, nor a package that may be absent."""
     if command.startswith(WITHOUT_NETWORK):
         return "zipfile" not in command
     words = shlex.split(command.partition(" < ")[0])

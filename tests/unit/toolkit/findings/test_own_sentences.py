@@ -44,7 +44,7 @@ class Raised(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Whether it is too short to be a sentence: the rest comes from elsewhere."""
+        """Tell if a text is too short to be a sentence: the rest comes from elsewhere."""
         return self.own_words < FEWEST_WORDS or self.own_letters < FEWEST_LETTERS
 
     @property
