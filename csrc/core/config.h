@@ -20,7 +20,7 @@ struct Config : Plan_ {
   static constexpr int THREADS = Plan::WARPS * 32;
   // Kernels with dropout take FwdDropoutParams, BwdDropoutParams and so on. They have no soft cap.
   static constexpr bool DROPS = false;
-  // Whether several blocks of the same keys may split the queries, see BwdParams::query_split.
+  // True if several blocks of the same keys may split the queries, see BwdParams::query_split.
   static constexpr bool SHARES_QUERIES = false;
 };
 

@@ -67,7 +67,7 @@ def find_foreign_members(path: Path) -> Iterator[str]:
 
 
 def find_foreign_claims(package: CondaContents, file_name: str) -> Iterator[str]:
-    """Describe the metadata of a package that does not follow from the wheel inside.
+    """Describe the metadata in a package that the wheel inside does not explain.
 
     Raises:
         KernelsError: The wheel inside cannot be read.

@@ -160,7 +160,7 @@ def _declared_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _role_problems(manifest: Manifest) -> Iterator[str]:
-    """Check that every kernel has its family's role, and kernels to fall back on."""
+    """Check that each kernel has its family's role, and that its fallback kernels exist."""
     roles = {one.family: manifest.axes.role_of(one.family) for one in manifest.kernels}
     stand_ins = (manifest.fallbacks or Fallbacks.infer(roles)).stand_ins
     general = [one for one in manifest.kernels if one.family == roles[one.family]]

@@ -104,7 +104,7 @@ def find_shortfalls(
     if not coded:
         found.append(Finding(AUDIT_NO_GPU_CODE, "no GPU code for NVIDIA inside"))
     for one in inspections:
-        # A release may also serve other GPUs. Whether it serves AMD's is not judged here.
+        # A release may also serve other GPUs. Code for AMD GPUs is not judged here.
         unclear = [text for text in one.warnings if text != ROCM_WARNING]
         if one.opaque and one.opaque == len(one.report.entries):
             unclear.append(OPAQUE.format(count(one.opaque, "image")))

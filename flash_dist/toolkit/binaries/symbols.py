@@ -86,7 +86,7 @@ class SharedObject:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Libraries that are loaded with it, in order."""
+        """Libraries that this library needs, in order."""
         return self._image.names(_DT_NEEDED)
 
     @cached_property

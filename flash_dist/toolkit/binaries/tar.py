@@ -1,7 +1,7 @@
 """Reads a tar archive from a stream, forwards only, in bounded memory.
 
-Python's `tarfile` keeps every header and reads extended headers of any size as a whole. This reads
-only the regular files of POSIX (ustar, pax) and GNU archives.
+Python's `tarfile` keeps every header and reads extended headers of any size as a whole. This module
+reads only the regular files of POSIX (ustar, pax) and GNU archives.
 """
 
 from __future__ import annotations

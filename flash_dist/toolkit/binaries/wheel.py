@@ -71,7 +71,7 @@ class Wheel:
         return self._info(name).file_size
 
     def read(self, name: str) -> bytes:
-        """Return the whole of a small member, such as METADATA."""
+        """Return the contents of a small member, such as METADATA."""
         return b"".join(self._chunks(name, MAX_TEXT_BYTES))
 
     def head(self, name: str) -> bytes:

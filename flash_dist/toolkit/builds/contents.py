@@ -32,11 +32,11 @@ class Naming:
 
     @property
     def manifest(self) -> str:
-        """Path of its record of the build."""
+        """Path of the record of the build."""
         return f"{self.name}/{FILE_NAME}"
 
     def members(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return its libraries, those with kernels first."""
+        """Return the libraries of the wheel, those with kernels first."""
         return tuple(f"{self.name}/{one}" for one in manifest.libraries)
 
 

@@ -102,7 +102,7 @@ class KernelRecord:
 
     @property
     def is_plain(self) -> bool:
-        """Tell if it is of a plain file: without table and axes."""
+        """Tell if the kernel is in a plain file, which has no table and no axes."""
         return self.place == NOWHERE
 
 

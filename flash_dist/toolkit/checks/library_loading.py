@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..loading.linker import LoadHost
     from .environment import Environment
 
-# Causes that another library of the same package can make up for.
+# Causes that do no harm if another library of the same package loads.
 _REPLACEABLE = {LIBRARY_MISSING, WRONG_ARCHITECTURE, PYTHON_ABI, DRIVER_ABSENT}
 _SHOWN = 4
 

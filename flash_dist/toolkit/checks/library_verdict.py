@@ -50,7 +50,7 @@ class LibraryVerdict:
 
     @property
     def how(self) -> How:
-        """The best way in which any container gets to this GPU; no if none does."""
+        """The best way in which any container gets to this GPU; "no" if none does."""
         hows = {one.how for one in self.containers}
         return min(hows, key=PREFERENCE.index, default="no")
 
@@ -61,7 +61,7 @@ class LibraryVerdict:
 
     @property
     def obstacle(self) -> str:
-        """Why the driver refuses code that the GPU itself could run; empty if there is none."""
+        """The reason why the driver refuses code that the GPU itself could run; empty if none."""
         return next((one.reason for one in self.unfit if one.fits_hardware), "")
 
     @property
@@ -116,7 +116,7 @@ def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: 
 
 
 def _judge_container(images: Sequence[FatbinEntry], situation: Situation) -> ContainerVerdict:
-    """Take the image that fits best; if none does, say why not the closest."""
+    """Take the image that fits best; if none fits, say why the closest one does not."""
     judged = [(entry, _judge_image(entry, situation)) for entry in images if entry.arch]
     best = min(judged, key=lambda pair: pair[1].rank, default=None)
     if best is not None and best[1].how != "no":

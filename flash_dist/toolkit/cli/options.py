@@ -53,7 +53,7 @@ def add_json(parser: argparse.ArgumentParser, schema: str, *, each: str = "") ->
 
     Args:
         parser: Parser of the subcommand.
-        schema: Its file in docs/schema.
+        schema: File name of the schema in docs/schema.
         each: Name of the items, if the output has one line for each instead of one document.
     """
     lines = f", one line per {each}" if each else ""

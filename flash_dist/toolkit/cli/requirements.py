@@ -51,7 +51,7 @@ def _required() -> list[str]:
 def _is_here(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except (ImportError, ValueError):  # not even the package itself
+    except (ImportError, ValueError):  # the package of a submodule is absent
         return False
 
 

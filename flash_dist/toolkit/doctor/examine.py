@@ -69,7 +69,7 @@ class Examination:
     environment: Environment
     results: tuple[CheckResult, ...]
     choice: CheckChoice = EVERYTHING
-    record: Mapping[str, str] | None = None  # when and by which version, for a machine elsewhere
+    record: Mapping[str, str] | None = None  # time and version of the record of another machine
 
     def __bool__(self) -> bool:
         return all(self.results)

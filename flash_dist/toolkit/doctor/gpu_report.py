@@ -40,7 +40,7 @@ class GpuReport:
         return self.status in {"ok", "warn"}
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the report as plain data."""
         targets, fix, name = list(self.targets), self.fix or None, self.id or None
         return {**vars(self), "targets": targets, "fix": fix, "id": name}
 
@@ -62,7 +62,7 @@ class Report:
         return tuple(gpu.index for gpu in self.gpus if gpu)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the report as plain data."""
         return {
             "build": self.build or None,
             "usable": list(self.usable),

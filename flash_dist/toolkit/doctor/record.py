@@ -218,8 +218,8 @@ def lay_out(data: Any, indent: str = "", before: int = 0) -> str:  # noqa: ANN40
 
     Args:
         data: Plain data.
-        indent: Of the line in which it begins.
-        before: Characters before it in that line, after the indent.
+        indent: Indent of the line in which the data begins.
+        before: Characters in that line between the indent and the data.
     """
     line = json.dumps(data)
     if len(indent) + before + len(line) < LINE or not isinstance(data, (dict, list)) or not data:

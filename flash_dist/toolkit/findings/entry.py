@@ -33,10 +33,10 @@ class Entry:
 
     @property
     def page(self) -> str:
-        """Its page in the documentation, relative to the first page."""
+        """The page of the id in the documentation, relative to the first page."""
         return f"findings.html#{self.id}"
 
     @property
     def command(self) -> str:
-        """The command that explains it."""
+        """The command that explains the id."""
         return f"{PROGRAM} explain {self.id}"

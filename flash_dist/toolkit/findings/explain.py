@@ -29,7 +29,7 @@ _OWN_FILE: Final = f"{__name__.partition('.')[0]}/"
 
 @dataclass(frozen=True)
 class Explanation:
-    """An entry, and its title for this message, which precedes the entry's own."""
+    """An entry and a title for this message, which is shown in place of the entry's title."""
 
     entry: Entry
     summary: str

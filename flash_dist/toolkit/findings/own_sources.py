@@ -66,7 +66,7 @@ class Sentence:
     entry: str = ""  # the name of its finding
 
     def __str__(self) -> str:
-        """Return its place, and its error class."""
+        """Return the place and the error class of the sentence."""
         function = f"`{self.function}` in " if self.function else ""
         raised = f", as {self.error}" if self.error else ""
         return f"{function}`{self.module}`{raised}"

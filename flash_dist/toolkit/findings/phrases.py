@@ -94,7 +94,7 @@ class Phrase:
         )
 
     def find(self, text: str, squeezed: str, ends: frozenset[int] = frozenset()) -> Iterator[Place]:
-        """Find it in a text; `squeezed` is the text in lower case without spaces."""
+        """Find the phrase in a text; `squeezed` is the text in lower case without spaces."""
         if not all(literal in squeezed for literal in self.literals):
             return
         for match in islice(_compile(self.words).finditer(text), _MANY):

@@ -66,7 +66,7 @@ class CheckResult:
         entry: The finding; None if there is nothing to explain.
         gpu: The GPU that it is about.
         data: More data for programs.
-        name: Of the check.
+        name: Name of the check.
         background: Details that come first, and that a text omits if all is well.
     """
 
@@ -133,7 +133,7 @@ def guard(
     """Run a check and yield its result under its name; a crash becomes the result.
 
     Args:
-        name: Of the check.
+        name: Name of the check.
         check: Returns None if it has nothing to report: then nothing is yielded.
         gpu: The GPU that it examines.
     """

@@ -35,7 +35,7 @@ Verdict = Literal[
 
 REAL: Final[Verdict] = "real"
 EMPTY_MOST: Final = 4  # instructions of a body that does nothing
-# Instructions that the kernel must exceed on another target for that verdict.
+# Only a kernel with more instructions than this on another target gets the verdict "stub:empty".
 EMPTY_BESIDE: Final = 16
 STUB_MOST: Final = 48  # instructions of a body that only prints an error
 COMPLAINT_RATIO: Final = 3

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LAST_SURE = HOW_ORDER.index("jit")
 
-# How a smaller set serves a GPU worse than the chosen one.
+# Descriptions of code that serves a GPU worse than the code of the chosen set.
 _WORSE = {
     "family": "only code of its family",
     "same-major": "only code of the same major",

@@ -1,7 +1,7 @@
 """Finds the files that the dynamic linker would load for a library, without loading any.
 
-`machine/loader_path.py` has the folders that are searched for every library. The environment to
-judge libraries by is the linker, Python, the C library and torch. Sources: ld.so(8), dlopen(3).
+`machine/loader_path.py` has the folders that are searched for every library. Libraries are judged
+for an environment: the linker, Python, the C library and torch. Sources: ld.so(8), dlopen(3).
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _expand(folders: Iterable[str], path: Path | None) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class LoadHost:
-    """The environment to judge libraries by."""
+    """The environment for which libraries are judged."""
 
     linker: Linker
     torch: Torch

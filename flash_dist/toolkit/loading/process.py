@@ -57,7 +57,7 @@ class Outcome:
 
     @property
     def sentence(self) -> str:
-        """The ending in words."""
+        """Describe the end of the process in words."""
         return {
             "done": "it ended normally",
             "exit": f"it ended with {self.detail}",

@@ -98,7 +98,7 @@ class _PciInfo(ctypes.Structure):
 
 
 class _FieldValue(ctypes.Structure):
-    """nvmlFieldValue_t, with the unsigned int of its union, the type of the power."""
+    """nvmlFieldValue_t, with the unsigned int of its union, which holds a power."""
 
     _fields_ = (
         ("field", ctypes.c_uint),

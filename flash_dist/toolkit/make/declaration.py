@@ -109,7 +109,7 @@ class Plain:
         return f"{self.role}_sm{self.targets[0].number}" if self.targets else self.role
 
     def archs_in(self, archs: Iterable[Arch]) -> tuple[Arch, ...]:
-        """Return the targets of a set that it is compiled for."""
+        """Return the targets of a set that the file is compiled for."""
         return tuple(arch for arch in archs if not self.targets or arch in self.targets)
 
 
@@ -147,7 +147,7 @@ class Project:
         """SOURCE_DATE_EPOCH of a build: the environment's, or the declared one.
 
         Raises:
-            DeclarationError: The environment's is not a valid time for a zip file.
+            DeclarationError: The value in the environment is not a valid time for a zip file.
         """
         told = os.environ.get("SOURCE_DATE_EPOCH", "").strip() or str(self.source_date_epoch)
         number = int(told) if re.fullmatch("[0-9]{1,12}", told) else -1

@@ -118,9 +118,10 @@ def made_mark(folder: Path) -> Path:
 
 @contextmanager
 def make_once(folder: Path) -> Iterator[bool]:
-    """Say whether a folder that is kept between builds has to be made.
+    """Yield True if a folder that is kept between builds has to be made.
 
-    It counts as made when the block has ended without an error; an incomplete one is deleted.
+    The folder counts as made when the block has ended without an error; an incomplete folder is
+    deleted.
     """
     made = made_mark(folder)
     if made.is_file():

@@ -104,7 +104,7 @@ std::string capability_text(const DeviceInfo& info) {
          std::to_string(info.compute_capability % 10);
 }
 
-// Whether a kernel that failed to load can never load here: its image is invalid, or there is no
+// Tells if a kernel that failed to load can never load here: its image is invalid, or there is no
 // compiler for it. Such a variant is refused for the rest of the process. Any other failure may
 // pass (memory, a stream capture, a device in use) or has nothing to do with the image (an error of
 // an earlier kernel, the driver): taking the next variant would then change the plan and the bits.

@@ -228,7 +228,7 @@ def run_cases(
     """Run cases on one device and report progress.
 
     Raises:
-        ExtensionError: There is none.
+        ExtensionError: There is no case.
     """
     if not cases:
         message = "the dispatcher has no complete set of kernels for this device"

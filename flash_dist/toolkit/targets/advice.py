@@ -123,7 +123,7 @@ def explain_refusal(
     `doctor` prints both and the operators raise them, so that users can search for the words.
 
     Args:
-        verdict: One that is false.
+        verdict: A false verdict.
         build: The judged build.
         name: Name of the GPU.
         others: Other GPUs of the machine, which the arch set should serve, too.

@@ -176,10 +176,10 @@ class Build:
         return self.told_fallbacks or Fallbacks.infer({v.family: v.key.role for v in self.variants})
 
     def keys_for(self, device: Device) -> tuple[KernelKey, ...]:
-        """Every kernel that a GPU may expect.
+        """Return every kernel that a GPU may expect.
 
-        Sizes that only families for other targets have do not count: the general family serves them
-        with its own sizes.
+        Sizes that only families for other targets have do not count: for calls of such sizes the
+        general family uses its own sizes.
         """
         expected = {v.key for v in self.variants if not v.is_specific}
         theirs = {v.key for v in self.variants if v.is_specific and judge(v.arch, device)}
@@ -392,7 +392,7 @@ def _judge_device(build: Build, situation: Situation) -> DeviceVerdict:
 
 
 def _refuse_driver(build: Build, situation: Situation) -> str:
-    """Why the driver loads nothing of this build; empty if it loads something."""
+    """Return the reason why the driver loads nothing of this build; empty if it loads something."""
     if situation.driver is None:
         return ""
     refusals = [driver_refusal(situation.driver, variant.origin) for variant in build.variants]

@@ -39,7 +39,7 @@ def printable_error(error: KernelsError) -> str:
 
 
 def spell(text: str) -> str:
-    """Return this program's command as it was called: a file `NAME.pyz` is not a module."""
+    """Replace this program's command in a text by the one that started it, such as `NAME.pyz`."""
     called = sys.argv[0] if sys.argv else ""
     if not called.endswith(".pyz"):
         return text

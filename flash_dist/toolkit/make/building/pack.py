@@ -1,6 +1,6 @@
 """Packs a wheel or the sources with setuptools: a project's compiled and described content.
 
-setuptools reads `[project]` and `[tool.setuptools]` of pyproject.toml as usual. This adds
+setuptools reads `[project]` and `[tool.setuptools]` of pyproject.toml as usual. This module adds
 everything that depends on the arch set: version, dependencies, the libraries and the record of the
 build. A package that does not contain this toolkit gets a copy of its run-time half, `_toolkit`.
 """
@@ -146,7 +146,7 @@ class WheelWithBill(bdist_wheel):
         return (*ANY_PYTHON, f"linux_{target_machine()}")
 
     def write_wheelfile(self, wheelfile_base: str, *args: str) -> None:
-        """Write the bill of materials where setuptools writes its last file before RECORD."""
+        """Write the bill of materials as the last file before RECORD."""
         super().write_wheelfile(wheelfile_base, *args)
         dist_info = Path(wheelfile_base)
         print(f"packing {dist_info.name.removesuffix('.dist-info')}", flush=True)
@@ -190,7 +190,7 @@ def pack(*words: str, labelled: bool = True) -> Distribution:
     with told_in_a_sentence():
         metadata = choose_metadata(sources="sdist" in words, labelled=labelled)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as staging, warnings.catch_warnings():
-        # bdist_wheel itself calls what this warning is about.
+        # bdist_wheel itself calls the deprecated function.
         warnings.filterwarnings("ignore", "setup.py install is deprecated")
         made: Distribution = setup(
             **metadata,

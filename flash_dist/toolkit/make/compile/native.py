@@ -259,7 +259,7 @@ def _search_path() -> str:
 
 
 def ninja_version() -> tuple[int, ...]:
-    """Ask Ninja for the first two numbers of its version; None if it does not answer."""
+    """Ask Ninja for the first two numbers of its version; none if it does not answer."""
     ninja = shutil.which("ninja", path=_search_path()) or "false"
     done = subprocess.run([ninja, "--version"], check=False, capture_output=True, text=True)
     return tuple(int(word) for word in done.stdout.split(".")[:2] if word.isdigit())

@@ -1,6 +1,6 @@
 """Finds the kernels of a build that spill registers without an exception of the project.
 
-It reports all of them at once, by their names in the source, when everything is compiled.
+All of them are reported at once, by their names in the source, when everything is compiled.
 """
 
 from __future__ import annotations

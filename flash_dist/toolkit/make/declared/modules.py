@@ -1,4 +1,4 @@
-"""Checks the modules of a package that its table names, and what importing the package imports."""
+"""Checks the modules that a package's table names, and the imports of the package."""
 
 from __future__ import annotations
 

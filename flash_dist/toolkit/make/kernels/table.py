@@ -229,7 +229,7 @@ class Table:
         return replace(self, families=tuple(families))
 
     def variants(self, target: Arch) -> list[Variant]:
-        """Yield every kernel of a target: its words, and the plans that its devices need.
+        """Return every kernel of a target: its words, and the plans that its devices need.
 
         PTX also runs on newer devices: from 8.0 on it has the plans of an A100, whatever its own
         number.

@@ -53,7 +53,7 @@ def read_setting(name: str) -> str:
 
 
 def find_torch() -> tuple[str, Path] | None:
-    """Return version and folder of the torch that pip will install beside, without importing it."""
+    """Return version and folder of the torch in pip's own environment, without importing it."""
     version, _, folder = _ask_python(["-c", _FIND_TORCH]).strip().partition(" ")
     return (version, Path(folder)) if folder else None
 
@@ -67,7 +67,7 @@ def find_own_torch() -> tuple[str, Path] | None:
 
 
 def _ask_python(words: list[str]) -> str:
-    hiding = {"PYTHONPATH", "PYTHONNOUSERSITE"}  # pip's way to hide it
+    hiding = {"PYTHONPATH", "PYTHONNOUSERSITE"}  # variables with which pip hides that environment
     environ = {name: value for name, value in os.environ.items() if name not in hiding}
     command = [sys.executable, *words]
     done = subprocess.run(
