@@ -190,7 +190,7 @@ def _find_unshare() -> tuple[str, ...]:
 
 
 def runs_here(one: Artefact) -> bool:
-    """Return whether a wheel is for this machine and this Python."""
+    """Tell if a wheel is for this machine and this Python."""
     return not {str(tag) for tag in sys_tags()}.isdisjoint(one.tags)
 
 

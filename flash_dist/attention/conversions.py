@@ -1,4 +1,4 @@
-"""BlockMasks converted from other libraries' masks, cached until those die or change.
+"""BlockMasks converted from other libraries' masks, each cached until its source dies or changes.
 
 A conversion waits for the GPU and plans on the host, so it must not run in every call. torch counts
 in-place changes of a tensor, but not those through `.data`, NumPy or DLPack.
@@ -206,7 +206,7 @@ def _list_inside(value: Any) -> Iterable[Any]:  # noqa: ANN401
 
 
 def _list_captured(function: Any, owner: object) -> list[Any]:  # noqa: ANN401
-    """Return what a Python function reads: captured objects, and their fields that it names."""
+    """Return the objects that a Python function reads: captured ones, and fields that it names."""
     names = function.__code__.co_names
     found = [owner, *(function.__defaults__ or ()), function.__kwdefaults__]
     for cell in function.__closure__ or ():

@@ -309,7 +309,7 @@ def _join(
 def _reads_cache(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, object]) -> bool:
     """Return whether a call can run as attention to a cache: no gradients, and at least one key.
 
-    Other unsupported arguments than sinks are refused later.
+    Sinks are supported; other arguments without support are refused later.
     """
     if not torch.compiler.is_compiling() and k.shape[0] == 0:
         return False

@@ -141,7 +141,7 @@ def move_to_cpu(text: str) -> str:
 
 
 def has_name(module: str, name: str) -> bool:
-    """Tell if a program could import the package."""
+    """Tell if a program could import a name from a module."""
     try:
         return hasattr(import_module(module), name)
     except ModuleNotFoundError:
@@ -182,7 +182,7 @@ class Drawn:
         return suite.is_neutral(dict(zip(self.names, case, strict=True)))
 
     def is_short(self, case: Case, longest: int) -> bool:
-        """Tell if no sequence has more tokens."""
+        """Tell if all lengths of a case are at most `longest`."""
         named = zip(self.names, case, strict=True)
         return all(value <= longest for name, value in named if name in LENGTHS)
 

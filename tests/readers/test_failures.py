@@ -2,7 +2,7 @@
 
 The host code of csrc/ is compiled with NVIDIA's headers and linked to a runtime that fails on
 request (failures.cpp). The dispatcher skips only an image that cannot run here; any other failure
-is an error, and the next call launches what it would have launched otherwise.
+is an error, and the next call launches the same kernels as without the failure.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused_in_words(
 
 
 def test_a_row_whose_lse_is_infinite_has_all_of_the_weight() -> None:
-    """As with a sink of +inf."""
+    """A sink of +inf makes such rows."""
     out_a, lse_a, out_b, lse_b = parts()
     lse_a[:, :, 0] = lse_b[:, :, 1] = lse_a[:, :, 3] = lse_b[:, :, 3] = INF
     leaves = [x.requires_grad_() for x in (out_a, lse_a, out_b, lse_b)]

@@ -55,7 +55,7 @@ STATES: Final = ("warm", "cold")
 
 
 def parse_peers(text: str) -> tuple[str, ...]:
-    """Parse `sdpa-flash,flex`; `flash` and `FLASH` mean the first, `none` measures only ours."""
+    """Parse `sdpa-flash,flex`. `flash` and `FLASH` mean `sdpa-flash`; `none` measures only ours."""
     if text == "none":
         return ()
     meant = {short.lower(): name for name in PEERS for short in (_short(name), label_of(name))}

@@ -57,7 +57,7 @@ class Problem:
         """Return the problem with new autograd leaves on the same memory, without cached masks.
 
         NOTE: a leaf's gradient belongs to the stream on which the leaf was first used; a backward
-        that is captured on another stream would wait for that one, which ends the capture.
+        captured on another stream would wait for the first stream, and this wait ends the capture.
         """
         q, k, v = (x.detach().requires_grad_() for x in self.inputs)
         return Problem(self.shape, q, k, v, self.dout)

@@ -54,7 +54,8 @@ FACTORS: Final = {
 class Mask:
     """A mask. Written and parsed as `window:128,0`.
 
-    Each query sees one interval of keys. With `random:50` it sees its own random half of them.
+    Each query sees one interval of keys. With `random:50` each query sees another random half of
+    the keys.
     """
 
     kind: str

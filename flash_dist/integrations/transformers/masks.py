@@ -4,8 +4,8 @@ For a single query the mask is None if all keys are visible. Otherwise it is an 
 1, 2, 1] with the first visible key and the end: `generate` compiles such forwards, and a mask is an
 argument of them. For more queries it is a `LayerMask`, never None. Some models request a mask but
 have their own attention, which would show later keys if the mask were None. Such a model fails with
-a LayerMask, and with the two rows for a single query. It would silently add booleans to the scores.
-Modules of encoders may claim to be causal, as in phi4_multimodal.
+a LayerMask, and with the two rows for a single query. Booleans would silently be added to the
+scores. Modules of encoders may claim to be causal, as in phi4_multimodal.
 
 Padding is read here, once per forward, which waits for the GPU. The position in a static cache for
 more than one query, and documents that transformers itself has found, are read here as well.

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def drop(weights: Tensor, p: float, training: bool, *_: Any) -> Tensor:  # noqa: ANN401, FBT001
-    """Drop what a call of the package drops with the generator's state; in place of torch's."""
+    """Replace torch's dropout: drop the weights that the package would drop in this call."""
     if not training or p == 0.0:
         return weights
     gone = flash_dist.dropout_mask(p, weights.shape, device=weights.device)

@@ -267,7 +267,7 @@ since_gemma4 = pytest.mark.skipif(not hasattr(transformers, GEMMA4.model), reaso
 @since_gemma4
 @pytest.mark.parametrize("padding", [None, LEFT], ids=["plain", "left"])
 def test_a_head_dim_of_512_equals_eager(padding: Tensor | None) -> None:
-    """In float16 on a GPU, where the kernels for float32 end at 256."""
+    """Uses float16 on a GPU, because the kernels for float32 end at 256."""
     inputs = inputs_of(GEMMA4, padding)
     exact = run(GEMMA4.make("eager", torch.float32), padding, **inputs)
     if DEVICE.type == "cpu":
@@ -282,7 +282,7 @@ def test_a_head_dim_of_512_equals_eager(padding: Tensor | None) -> None:
 @since_gemma4
 @pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
 def test_logits_of_generated_tokens_with_a_head_dim_of_512(cache: str | None) -> None:
-    """In float32 on the CPU. On a GPU the first tokens in float16, as later ones may differ."""
+    """On a GPU, compares only the first tokens, in float16: later tokens may differ."""
     on_cpu = DEVICE.type == "cpu"
     dtype, steps, tolerance = (
         (torch.float32, slice(None), LARGE_TOLERANCE) if on_cpu else (torch.float16, slice(1), 2e-2)

@@ -146,7 +146,7 @@ def test_a_shallow_clone_without_the_base_is_an_error(clone: Path, tmp_path: Pat
 
 
 def test_sources_that_are_no_checkout_are_reported(clone: Path) -> None:
-    """Even if they are unpacked inside another checkout."""
+    """The report also comes if the sources are unpacked inside another checkout."""
     unpacked = clone / "unpacked"
     unpacked.mkdir()
     with pytest.raises(NotCheckedError, match=r"no commit subject was checked.*not a git checkout"):

@@ -140,7 +140,7 @@ def test_bits_are_the_same_in_pages(page: int) -> None:
 
 @pytest.mark.parametrize("name", PREFILLS)
 def test_the_forward_kernel_has_the_same_bits(name: str) -> None:
-    """One multiprocessor makes it take the queries that fill its tiles of 128 or 192."""
+    """With one multiprocessor, the forward kernel takes the queries that fill its tiles."""
     arguments = PREFILLS[name].make()
     expected = run(GENERAL, **arguments)
     one = replace(HOPPER, sm_count=1)

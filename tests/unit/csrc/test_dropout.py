@@ -218,7 +218,7 @@ def test_fragments_of_all_layouts_drop_what_torch_drops(
 
 
 def test_philox_gives_the_numbers_of_its_authors() -> None:
-    """From kat_vectors of Random123."""
+    """The expected numbers are from kat_vectors of Random123."""
     ones = 0xFFFFFFFF
     for counter, key, wanted in (
         ([0] * 4, [0] * 2, "5f6fb709 0d893f64 4f121f81 4f730a48"),

@@ -1,4 +1,4 @@
-"""The choice of match_kvcache; tests/wheel/test_match_kvcache.py has what it does."""
+"""The choice of match_kvcache; tests/wheel/test_match_kvcache.py tests its effect."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def make_linked(
 
 
 def _lay_out(tags: list[tuple[int, int]], tables: dict[int, bytes]) -> bytes:
-    """Return what follows the ELF header: program headers, dynamic section and tables."""
+    """Return everything after the ELF header: program headers, dynamic section and tables."""
     tags, body = [*tags], b""
     dynamic_size = 16 * (len(tags) + len(tables) + 1)
     for tag, table in tables.items():

@@ -23,7 +23,7 @@ class HostMark:
         """Do nothing: no work is pending."""
 
     def elapsed_time(self, later: HostMark) -> float:
-        """Subtract."""
+        """Return the difference of the times."""
         return (later.seconds - self.seconds) * 1e3
 
 

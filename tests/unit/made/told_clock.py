@@ -33,7 +33,7 @@ class ToldMark:
         self.mark.synchronize()
 
     def elapsed_time(self, later: ToldMark) -> float:
-        """Subtract; add the device's own time."""
+        """Return the difference of the told times."""
         if self.mark.elapsed_time(later.mark) < 0:
             raise ValueError(later)
         return later.milliseconds - self.milliseconds

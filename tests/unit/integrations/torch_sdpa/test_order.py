@@ -61,7 +61,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=MODULES.values(), ids=list(MODULES))
 def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return torch's code, if torch has it."""
+    """Return the module of a torch version that chooses the backend."""
     monkeypatch.setitem(sys.modules, PLACE, request.param)
     found: ModuleType = request.param
     return found

@@ -79,7 +79,7 @@ def make(
 
 
 def show(mask: LayerMask | Tensor | None, queries: int, keys: int) -> Tensor:
-    """Return booleans [batch, queries, keys] of what layers make of a mask."""
+    """Return booleans [batch, queries, keys]: the keys that layers show under a mask."""
     seen = torch.zeros(BATCH, queries, keys, dtype=torch.bool)
     if isinstance(mask, Tensor):
         assert mask.shape == (BATCH, 1, 2, 1)

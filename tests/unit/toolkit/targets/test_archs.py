@@ -235,7 +235,7 @@ UNKNOWN = Origin(toolkit=None)
         ("compute_80", "550", CUDA_12, "jit", ""),
         ("sm_80", "450", Origin("11.8"), "native", ""),
         ("sm_80", "440", Origin("11.8"), "no", "needs driver 450"),
-        # zstd came with the 12.4 driver, LZ4 always worked
+        # The driver of CUDA 12.4 is the first with zstd; every driver has LZ4.
         ("sm_80", "545", Origin("12.8", codec="zstd"), "no", "zstd needs driver 550"),
         ("sm_80", "545", Origin("12.8", codec="lz4"), "native", ""),
         ("sm_80", "550", Origin("12.8", codec="zstd"), "native", ""),
