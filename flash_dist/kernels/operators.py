@@ -259,7 +259,7 @@ def _backward_no_grad(
     dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Gradients:
     """Call the eager operator, as `attend_no_grad` does."""
-    mask, softmax_scale, packing, _, *how, _, _, _ = problem  # the last three: forward only
+    mask, softmax_scale, packing, _, *how, _, _, _ = problem  # not used by the eager operator
     arrays = _find_integers(mask, *saved[:2])
     dq, dk, dv = _attention_backward_no_grad(
         dout, *saved, dlse, *arrays, softmax_scale, *how, *(packing or ())
