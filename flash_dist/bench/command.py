@@ -82,7 +82,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="set of problems (default: %(default)s)",
     )
     passes = f"list of {','.join(PASSES)}"
-    default = "the first two for paper, long, corners and scores, else all"
+    default = "the first two for paper, long, corners, scores and features, else all"
     for name, parse, text in (
         ("peers", parse_peers, f"list of {','.join(PEERS)}, or none"),
         ("phases", parse_passes, f"{passes} (default: {default})"),
@@ -185,6 +185,7 @@ def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
         "varlen": sets.varlen_shapes,
         "fp32": sets.fp32_shapes,
         "scores": sets.score_shapes,
+        "features": sets.feature_shapes,
         "decode": sets.decode_shapes,
     }[args.shapes]()
     return pick_shapes(shapes, args.only or "", args.shapes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from .baselines.names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, is_deterministic
+from .baselines.names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, PLAIN, is_deterministic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -98,6 +98,7 @@ def label_baseline(name: str, machine: Mapping[str, Any]) -> str:
     plain = name.removesuffix(DETERMINISTIC)
     known = {
         OURS: "flash_dist",
+        PLAIN: "flash_dist without bias or dropout",
         "sdpa-flash": f"FLASH (FlashAttention 2 in {within})",
         "sdpa-cudnn": f"cuDNN {_cudnn_version(machine.get('cudnn'))}".strip(),
         "sdpa-efficient": f"EFFICIENT ({within})",

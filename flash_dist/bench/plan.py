@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from .baselines.names import COPY, DETERMINISTIC, PACKAGES, PASSES, STATES
+from .baselines.names import COPY, DETERMINISTIC, PACKAGES, PASSES, PLAIN, STATES
 
 if TYPE_CHECKING:
     from .baselines.shapes import Shape
@@ -34,6 +34,7 @@ DEFAULTS: Final = {
     "varlen": (("sdpa-flash", "flex", *_NEWER), PASSES, _WARM),
     "fp32": (("eager", "sdpa-efficient"), PASSES, _WARM),
     "scores": (("flex", *_NEWER), _PASSES, _WARM),
+    "features": ((PLAIN, "sdpa-flash"), _PASSES, _WARM),
     "decode": (("sdpa-cudnn", "sdpa-flash", COPY), ("forward",), ("cold",)),
     "mine": ((*_FLASH, "sdpa-cudnn", *_NEWER, "flex"), PASSES, _WARM),
 }

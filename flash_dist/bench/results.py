@@ -17,6 +17,7 @@ from .baselines.names import (
     OURS,
     OURS_DETERMINISTIC,
     OWN,
+    PLAIN,
     in_deterministic_mode,
     is_deterministic,
 )
@@ -260,7 +261,7 @@ def best_peer(row: Row, pass_: str) -> str | None:
     times = {
         name: time
         for name in row.entries
-        if name not in {*OWN, COPY} and (time := row.milliseconds(name, pass_)) is not None
+        if name not in {*OWN, COPY, PLAIN} and (time := row.milliseconds(name, pass_)) is not None
     }
     return min(times, key=times.__getitem__, default=None)
 

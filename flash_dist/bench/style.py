@@ -6,7 +6,7 @@ import io
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from .baselines.names import OURS, OURS_DETERMINISTIC
+from .baselines.names import OURS, OURS_DETERMINISTIC, PLAIN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +23,7 @@ _GRID: Final = "#dddddd"
 COLOURS: Final = {
     OURS: "#1a1a1a",
     OURS_DETERMINISTIC: "#7a7a7a",
+    PLAIN: "#a8a8a8",
     "sdpa-flash": "#56b4e9",
     "sdpa-flash-deterministic": "#0072b2",
     "sdpa-cudnn": "#009e73",

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flash_dist.bench.baselines.names import COPY, OURS, STATES
-from flash_dist.bench.baselines.shapes import CAUSAL, square
+from flash_dist.bench.baselines.names import COPY, OURS, PLAIN, STATES
+from flash_dist.bench.baselines.shapes import CAUSAL, FEATURES, square
 from flash_dist.bench.measuring.clocks import GpuClock
 from flash_dist.bench.plan import Plan
 from flash_dist.bench.runner import measure
@@ -56,6 +56,22 @@ def test_what_takes_long_is_launched_call_by_call_alone(monkeypatch: pytest.Monk
     (row,) = measure(plan, device, clock)
     assert row.launched("forward") == ""
     assert row.entries[OURS].timings["forward"].median_ms == pytest.approx(LONG_MS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_is_timed_beside_the_plain_kernel(
+    feature: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    clock = ToldGpuClock(device)
+    tell(monkeypatch, clock, SHORT_MS)
+    plan = Plan((replace(SHAPE, scores=feature),), (PLAIN,), PASSES, ("warm",), seconds=0.01)
+    for row in measure(plan, device, clock):
+        assert row.findings == ()
+        for entry in row.entries.values():
+            assert (entry.reason, dict(entry.uncaptured)) == ("", {})
+            assert tuple(entry.timings) == PASSES
 
 
 @pytest.mark.gpu

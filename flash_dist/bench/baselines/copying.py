@@ -20,8 +20,7 @@ def make_copy(problem: Problem, pass_: str) -> Callable[[], object]:
     Raises:
         CannotRun: The pass has no copy.
     """
-    q, k, v = problem.inputs
-    inputs = (q, k) if problem.shape.latent else (q, k, v)  # latent: v is part of k
+    inputs = problem.inputs[:2] if problem.shape.latent else problem.inputs  # v is part of k
     forward = [x.detach() for x in (*inputs, problem.dout)]  # dout has the shape of out
     tensors = {"forward": forward, "backward": [*forward, *forward]}
     if pass_ not in tensors:

@@ -39,7 +39,7 @@ def make_eager(problem: Problem) -> Attend:
         raise CannotRun(message)
     masked = Masked.of(problem)
     group = shape.num_heads_q // shape.num_heads_kv
-    scoring = make_scoring(problem)
+    scoring = PLAIN if problem.bias is not None else make_scoring(problem)
     return lambda *inputs: attend_eagerly(inputs, masked=masked, group=group, scoring=scoring)
 
 
@@ -50,12 +50,12 @@ def attend_eagerly(
     group: int,
     scoring: Scoring = PLAIN,
 ) -> torch.Tensor:
-    """Compute attention of q, k and v, [batch, seqlen, heads, head_dim]."""
-    q, k, v = (x.transpose(1, 2) for x in inputs)
+    """Compute attention of q, k and v, [batch, seqlen, heads, head_dim], and a bias."""
+    q, k, v = (x.transpose(1, 2) for x in inputs[:3])
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    scores = _modify(scores, scoring)
+    scores = sum(inputs[3:], _modify(scores, scoring))
     if masked is not None:
         scores = scores.masked_fill(masked.scores, -torch.inf)
     weights = torch.softmax(scores, dim=-1)

@@ -13,6 +13,7 @@ OWN: Final = (OURS, OURS_DETERMINISTIC)
 CUDNN_FLEX: Final = "cudnn-flex"
 PACKAGES: Final = ("fa4", "fa3", CUDNN_FLEX)  # their backward has a deterministic option
 COPY: Final = "copy"  # no attention: touches the same memory once
+PLAIN: Final = "plain"  # ours, without the score modification
 PEERS: Final = (
     "sdpa-flash",
     "sdpa-flash-deterministic",
@@ -28,6 +29,7 @@ PEERS: Final = (
     "flex",
     "eager",
     COPY,
+    PLAIN,
 )
 LABELS: Final = {  # shown in column titles
     "sdpa-flash": "FLASH",
@@ -90,7 +92,7 @@ def label_of(name: str) -> str:
 
 def is_deterministic(name: str) -> bool:
     """Return whether the backward of a baseline promises equal bits on every run."""
-    return name in {OURS, "flex", COPY} or name.endswith(DETERMINISTIC)
+    return name in {OURS, PLAIN, "flex", COPY} or name.endswith(DETERMINISTIC)
 
 
 def _short(name: str) -> str:

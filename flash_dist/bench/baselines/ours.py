@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .problem import Problem
 
-    Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    Attend = Callable[..., torch.Tensor]  # of the inputs of a problem
 
 _PAGE: Final = 64  # keys per page of latent keys
 
@@ -31,6 +31,9 @@ def make_ours(problem: Problem) -> Attend:
 
     func: Any = flash_attn_func
     arguments = mask_arguments(problem) | score_arguments(problem)
+    if problem.bias is not None:
+        del arguments["bias"]
+        return lambda q, k, v, bias: func(q, k, v, bias=bias, **arguments)
     return lambda q, k, v: func(q, k, v, **arguments)
 
 

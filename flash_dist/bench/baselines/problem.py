@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
@@ -19,22 +19,28 @@ DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.fl
 
 @dataclass(frozen=True)
 class Problem:
-    """Random normal q, k, v and dout, [batch, seqlen, heads, head_dim]; packed: no batch axis."""
+    """Random normal q, k, v and dout, [batch, seqlen, heads, head_dim]; packed: no batch axis.
+
+    bias: [1, num_heads_q, seqlen_q, seqlen_k], if the scores have one.
+    """
 
     shape: Shape
     q: Tensor
     k: Tensor
     v: Tensor
     dout: Tensor
+    bias: Tensor | None = None
 
     @classmethod
     def draw(cls, shape: Shape, device: torch.device, *, seed: int = 0) -> Problem:
-        """Fill the tensors; q, k and v require gradients."""
+        """Fill the tensors; all but dout require gradients."""
         generator = torch.Generator(device).manual_seed(seed)
 
+        def draw(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator, device=device).to(DTYPES[shape.dtype])
+
         def normal(seqlen: int, heads: int, head_dim: int) -> Tensor:
-            size = (shape.batch, seqlen, heads, head_dim)
-            x = torch.randn(size, generator=generator, device=device).to(DTYPES[shape.dtype])
+            x = draw(shape.batch, seqlen, heads, head_dim)
             return x.squeeze(0) if shape.documents else x
 
         heads_q, heads_kv = shape.num_heads_q, shape.num_heads_kv
@@ -44,14 +50,17 @@ class Problem:
         if not shape.latent:
             v = normal(shape.seqlen_k, heads_kv, shape.head_dim_v)
         dout = normal(shape.seqlen_q, heads_q, shape.head_dim_v)
-        for x in (q, k, v):
+        bias = draw(1, heads_q, shape.seqlen_q, shape.seqlen_k) if shape.scores == "bias" else None
+        problem = cls(shape, q, k, v, dout, bias)
+        for x in problem.inputs:
             x.requires_grad_()
-        return cls(shape, q, k, v, dout)
+        return problem
 
     @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The arguments q, k and v."""
-        return self.q, self.k, self.v
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The arguments q, k and v, and the bias if there is one."""
+        more = () if self.bias is None else (self.bias,)
+        return (self.q, self.k, self.v, *more)
 
     def with_own_leaves(self) -> Problem:
         """Return the problem with new autograd leaves on the same memory, without cached masks.
@@ -59,8 +68,12 @@ class Problem:
         NOTE: a leaf's gradient belongs to the stream on which the leaf was first used; a backward
         captured on another stream would wait for the first stream, and this wait ends the capture.
         """
-        q, k, v = (x.detach().requires_grad_() for x in self.inputs)
-        return Problem(self.shape, q, k, v, self.dout)
+        q, k, v, *bias = (x.detach().requires_grad_() for x in self.inputs)
+        return Problem(self.shape, q, k, v, self.dout, *bias)
+
+    def without_scores(self) -> Problem:
+        """Return the problem without its score modification."""
+        return replace(self, shape=replace(self.shape, scores=""), bias=None)
 
     @property
     def device(self) -> torch.device:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from .failures import CannotRun
+from .shapes import FEATURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 SOFTCAP: Final = 50.0  # Gemma 2
+DROPOUT_P: Final = 0.1
 _STEEPEST: Final = 8.0  # -log2 of the last head's slope, as in the ALiBi paper
 
 
@@ -62,12 +64,23 @@ def score_arguments(problem: Problem) -> dict[str, Any]:
         return {"softcap": SOFTCAP}
     if scores == "alibi":
         return {"alibi_slopes": alibi_slopes(problem)}
+    if scores == "bias":
+        return {"bias": problem.bias}
+    if scores == "dropout":
+        return {"dropout_p": DROPOUT_P}
     return {"learnable_sink": sinks_of(problem)} if scores == "sinks" else {}
 
 
 def make_scoring(problem: Problem) -> Scoring:
-    """Return the score modification as a function of a score."""
+    """Return the score modification as a function of a score.
+
+    Raises:
+        CannotRun: It is none.
+    """
     scores = problem.shape.scores
+    if scores in FEATURES:
+        message = f"{scores} is no function of a score"
+        raise CannotRun(message)
     if scores == "softcap":
         return Scoring(lambda score, *_: SOFTCAP * torch.tanh(score / SOFTCAP))
     if scores == "alibi":

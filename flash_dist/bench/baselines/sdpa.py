@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .failures import CannotRun
 from .names import DETERMINISTIC
-from .scoring import require_plain_scores
+from .scoring import require_plain_scores, score_arguments
 
 if TYPE_CHECKING:
     from .ours import Attend
@@ -28,12 +28,13 @@ BACKENDS: Final = {
 def make_sdpa(name: str, problem: Problem) -> Attend:
     """Return one backend's attention; inputs are views of [batch, seqlen, heads, head_dim]."""
     base = name.removesuffix(DETERMINISTIC)
-    require_plain_scores(problem)
+    if problem.shape.documents or problem.shape.scores != "dropout":
+        require_plain_scores(problem)
     if problem.shape.documents:
         return _make_packed(base, problem)
     backend = BACKENDS[base]
     shape = problem.shape
-    arguments: dict[str, Any] = {}
+    arguments = score_arguments(problem)
     if shape.mask.kind == "causal" and shape.seqlen_q == shape.seqlen_k:
         arguments["is_causal"] = True
     elif problem.visible is not None:

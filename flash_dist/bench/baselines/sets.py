@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Final
 
-from .shapes import CAUSAL, FULL, SCORES, Mask, Shape, square
+from .shapes import CAUSAL, FEATURES, FULL, SCORES, Mask, Shape, square
 
 _TOKENS: Final = 16384  # batch * seqlen of the paper set
 _WIDTH: Final = 2048  # num_heads * head_dim of the paper set
@@ -131,6 +131,16 @@ def score_shapes() -> tuple[Shape, ...]:
         for head_dim in (64, 128, 256)
         for mask in (FULL, CAUSAL)
         for scores in SCORES
+    )
+
+
+def feature_shapes() -> tuple[Shape, ...]:
+    """Return 12 rows of 2k tokens: with a bias that has a gradient, or dropout; full and causal."""
+    return tuple(
+        replace(square(8, 2048, (_WIDTH // head_dim,) * 2, head_dim, mask), scores=feature)
+        for head_dim in (64, 128, 256)
+        for mask in (FULL, CAUSAL)
+        for feature in FEATURES
     )
 
 

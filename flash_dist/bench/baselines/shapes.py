@@ -25,9 +25,11 @@ MASKS: Final = (
 )
 DTYPES: Final = ("bf16", "fp16", "fp32")
 SETS: Final = (
-    "paper", "long", "corners", "seed", "varlen", "fp32", "scores", "decode", "overhead", "mine",
+    "paper", "long", "corners", "seed", "varlen", "fp32", "scores", "features", "decode",
+    "overhead", "mine",
 )  # fmt: skip
 SCORES: Final = ("", "softcap", "alibi", "sinks")
+FEATURES: Final = ("bias", "dropout")
 
 _NUMBERS: Final = {
     "full": 0,
@@ -128,7 +130,7 @@ class Shape:
     """One problem. With documents (lengths), tokens are packed; layers is the height of a stack.
 
     A cached problem has k and v in a cache, and only a forward; v may be part of k. scores is a
-    score modification, one of SCORES.
+    score modification, one of SCORES or FEATURES.
     """
 
     batch: int

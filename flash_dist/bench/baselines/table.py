@@ -9,7 +9,7 @@ import torch
 
 from .eager import make_eager
 from .flex import make_flex
-from .names import DETERMINISTIC, OWN, PACKAGES, in_deterministic_mode
+from .names import DETERMINISTIC, OWN, PACKAGES, PLAIN, in_deterministic_mode
 from .ours import make_ours
 from .packages import make_package
 from .sdpa import make_sdpa
@@ -32,6 +32,9 @@ def make_attend(name: str, problem: Problem) -> Attend:
     with determinism_of(name):
         if name in OWN:
             return make_ours(problem)
+        if name == PLAIN:
+            plain = make_ours(problem.without_scores())
+            return lambda q, k, v, *_: plain(q, k, v)
         if name == "eager":
             return make_eager(problem)
         if name == "flex":

@@ -159,19 +159,25 @@ def _make_forward(attend: Attend, problem: Problem) -> Run:
 
 def _make_backward(attend: Attend, problem: Problem) -> Run:
     out = attend(*problem.inputs)
-    return lambda: torch.autograd.grad(out, problem.inputs, problem.dout, retain_graph=True)
+    return lambda: _differentiate(out, problem, retain_graph=True)
 
 
 def _make_both(attend: Attend, problem: Problem) -> Run:
-    return lambda: torch.autograd.grad(attend(*problem.inputs), problem.inputs, problem.dout)
+    return lambda: _differentiate(attend(*problem.inputs), problem)
 
 
 def _make_checkpointed(attend: Attend, problem: Problem) -> Run:
     def run() -> object:
         out = checkpoint(attend, *problem.inputs, use_reentrant=False)
-        return torch.autograd.grad(out, problem.inputs, problem.dout)
+        return _differentiate(out, problem)
 
     return run
+
+
+def _differentiate(out: torch.Tensor, problem: Problem, *, retain_graph: bool = False) -> object:
+    return torch.autograd.grad(
+        out, problem.inputs, problem.dout, retain_graph=retain_graph, allow_unused=True
+    )  # `plain` reads no bias
 
 
 class Stack:

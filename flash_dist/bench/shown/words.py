@@ -11,6 +11,7 @@ from ..baselines.names import (
     OURS,
     OURS_DETERMINISTIC,
     PACKAGES,
+    PLAIN,
     in_deterministic_mode,
     is_deterministic,
     label_of,
@@ -47,6 +48,8 @@ def describe_run(report: Report) -> Iterator[str]:
     )
     if COPY in report.baselines:
         yield "copy: q, k, v and out (backward: dout, dq, dk and dv, too) are copied, no attention"
+    if PLAIN in report.baselines:
+        yield "plain: ours without bias or dropout"
     if any(row.eager for row in report.rows):
         yield "graph: replayed CUDA graphs, for less than 0.3 ms; eager: the same call by call"
     yield from describe_load(report)

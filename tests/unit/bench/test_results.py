@@ -211,6 +211,7 @@ def test_determinism_is_part_of_the_name() -> None:
         "cudnn-flex-deterministic",
         "flex",
         "copy",
+        "plain",
     ]
 
 

@@ -57,6 +57,17 @@ def test_every_pass_of_every_baseline_is_timed() -> None:
     assert max(rows[0].entries[OURS].errors.values()) < 1e-5  # against float64
 
 
+def test_a_bias_is_timed_beside_the_plain_kernel() -> None:
+    """Gradients of the bias are part of the backward; `plain` reads none and is not compared."""
+    shape = replace(SMALL, scores="bias")
+    (row,) = measure(plan(shape, peers=("plain", "eager")), CPU, HostClock())
+    for entry in row.entries.values():
+        assert (entry.reason, tuple(entry.timings)) == ("", PASSES)
+    assert row.findings == ()
+    assert set(row.entries["eager"].errors) == {"out", "dq", "dk", "dv", "dbias"}
+    assert row.entries["plain"].errors == {}
+
+
 def test_torchs_mode_is_as_users_get_it_and_only_for_those_who_are_named_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,9 +1,10 @@
-"""Soft caps, ALiBi and sinks, as each baseline is told them."""
+"""Soft caps, ALiBi, sinks, biases and dropout, as each baseline is told them."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,16 +15,24 @@ from flash_dist.bench.baselines.eager import make_eager
 from flash_dist.bench.baselines.failures import CannotRun
 from flash_dist.bench.baselines.ours import make_ours
 from flash_dist.bench.baselines.problem import Problem
-from flash_dist.bench.baselines.scoring import SOFTCAP, alibi_slopes, score_arguments
-from flash_dist.bench.baselines.sets import score_shapes
-from flash_dist.bench.baselines.shapes import CAUSAL, SCORES, Mask, Shape
+from flash_dist.bench.baselines.scoring import (
+    DROPOUT_P,
+    SOFTCAP,
+    alibi_slopes,
+    score_arguments,
+)
+from flash_dist.bench.baselines.sdpa import make_sdpa
+from flash_dist.bench.baselines.sets import feature_shapes, score_shapes
+from flash_dist.bench.baselines.shapes import CAUSAL, FEATURES, SCORES, Mask, Shape
 from flash_dist.bench.baselines.table import make_attend
-from flash_dist.bench.measuring.agreement import compute, measure_errors
+from flash_dist.bench.measuring.agreement import NAMES, compute, measure_errors
 from tests.scores import Scored
 from tests.scores import compute as by_formula
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from flash_dist.bench.baselines.ours import Attend
 
 CPU = torch.device("cpu")
 SMALL = Shape(2, 12, 20, 4, 2, 16, 16, CAUSAL, "fp32")
@@ -38,10 +47,10 @@ def draw(scores: str, factor: float = 1.0) -> Problem:
     return problem
 
 
-@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("scores", [*SCORES, "bias"])
 def test_plain_torch_does_what_our_arguments_mean(scores: str) -> None:
     problem = draw(scores, factor=8.0)  # so that scores reach the cap
-    q, k, v = (x.detach() for x in problem.inputs)
+    q, k, v, *_ = (x.detach() for x in problem.inputs)
     arguments = score_arguments(problem)
     dlse = torch.zeros(q.shape[0], q.shape[2], q.shape[1])
     visible = problem.visible
@@ -51,11 +60,13 @@ def test_plain_torch_does_what_our_arguments_mean(scores: str) -> None:
             arguments.get("softcap", 0.0),
             arguments.get("alibi_slopes"),
             arguments.get("learnable_sink"),
+            bias=arguments.get("bias"),
         ),
         torch.float64,
     )
     found = compute(make_eager(problem), problem)
-    errors = measure_errors(found, tuple(wanted[name] for name in ("out", "dq", "dk", "dv")))
+    errors = measure_errors(found, tuple(wanted[name] for name in NAMES if name in wanted))
+    assert set(errors) == {"out", "dq", "dk", "dv"} | ({"dbias"} if scores == "bias" else set())
     assert max(errors.values()) < 1e-4
 
 
@@ -67,17 +78,38 @@ def test_scores_change_what_is_computed(scores: str) -> None:
     assert min(errors.values()) > 1e-3
 
 
-@pytest.mark.parametrize("scores", BENT)
+@pytest.mark.parametrize("scores", [*BENT, "bias"])
 @pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-cudnn"])
 def test_who_knows_no_scores_is_said_to_be_so(name: str, scores: str) -> None:
     with pytest.raises(CannotRun, match=f"got {scores}$"):
         make_attend(name, draw(scores))
 
 
-def test_packed_documents_have_plain_scores() -> None:
-    packed = Shape(1, 9, 9, 2, 2, 16, 16, CAUSAL, "fp32", documents=(2, 3, 4), scores="alibi")
-    with pytest.raises(CannotRun, match=r"got alibi$"):
-        make_ours(Problem.draw(packed, CPU))
+@pytest.mark.parametrize("make", [make_ours, partial(make_sdpa, "sdpa-flash")])
+@pytest.mark.parametrize("scores", ["alibi", "dropout"])
+def test_packed_documents_have_plain_scores(make: Callable[..., Attend], scores: str) -> None:
+    packed = Shape(1, 9, 9, 2, 2, 16, 16, CAUSAL, "fp32", documents=(2, 3, 4), scores=scores)
+    with pytest.raises(CannotRun, match=f"got {scores}$"):
+        make(Problem.draw(packed, CPU))
+
+
+def test_sdpa_is_told_to_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, object]] = []
+
+    def attend(q: torch.Tensor, *_: object, **options: object) -> torch.Tensor:
+        told.append(options)
+        return q
+
+    name = "flash_dist.bench.baselines.sdpa.scaled_dot_product_attention"
+    monkeypatch.setattr(name, attend)
+    make_attend("sdpa-efficient", draw("dropout"))
+    assert [options["dropout_p"] for options in told] == [DROPOUT_P]
+
+
+@pytest.mark.parametrize("name", ["eager", "flex"])
+def test_scores_do_not_say_what_is_dropped(name: str) -> None:
+    with pytest.raises(CannotRun, match="dropout is no function of a score"):
+        make_attend(name, draw("dropout"))
 
 
 @pytest.mark.parametrize(
@@ -132,6 +164,13 @@ def test_a_set_has_every_kind_beside_the_plain_one() -> None:
     for shape in shapes:
         assert replace(shape, scores="") in shapes
         assert Shape.from_json(shape.to_json()) == shape
+
+
+def test_a_set_has_a_bias_and_dropout() -> None:
+    shapes = feature_shapes()
+    assert len({shape.name for shape in shapes}) == len(shapes)
+    assert {shape.scores for shape in shapes} == set(FEATURES)
+    assert shapes[0].name == "bf16 d64 full bias 8x2048 h32/32"
 
 
 def test_a_shape_says_its_scores() -> None:
