@@ -1,15 +1,16 @@
 """Random attention problems compared with float64, run three times, and once in poisoned memory.
 
-    python -m tests.fuzz.attention [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4]
+    python -m tests.fuzz.attention [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4] [--only-new]
     python -m tests.fuzz.attention --bits-only --longest 5000 --jobs 4 [--bits FILE]
 
 It needs an installed flash_dist; `--device cpu` tests the program itself. A case has a random
 dtype, shape, head_dim, memory layout, mask (or packed documents), workspace budget and magnitude
 (or softcap, ALiBi and sinks, at magnitude 1), and a default device of torch other than that of its
-tensors. The same seed gives the same cases. The allowed error is that of tests.reference
-(tests.scores if scores are modified): twice the error of the same formula in torch with the same
-inputs. Exit status 1 after a finding; every finding names its case, and `--only NUMBER` runs that
-one alone.
+tensors. Half of the cases, or all with `--only-new`, also have a bias, dropout, return_max_logit,
+or in 16 bits a head_dim above 256. The same seed gives the same cases. The allowed error is that
+of tests.reference (tests.scores if scores are modified): twice the error of the same formula in
+torch with the same inputs. Exit status 1 after a finding; every finding names its case, and
+`--only NUMBER` runs that one alone.
 
 A case that has not ended after `--patience` seconds hangs: its process names it, prints the stacks
 of its threads and ends, and so does the program. `--bits-only` skips float64, so that cases can be
@@ -27,11 +28,14 @@ import random
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from flash_dist import dropout_mask
 from tests import scores
+from tests.fuzz.biases import draw_bias
 from tests.fuzz.shares import (
     DTYPES,
     Checked,
@@ -45,13 +49,13 @@ from tests.gpu.packed import attend_packed, pack
 from tests.gpu.running import attend, attend_scored, workspace
 from tests.masks import MASKS, Sizes, show
 from tests.reference import Problem, find_faults, random_problem
-from tests.scores import score
+from tests.scores import MASKED, Scored, find_wrong_max_logit, score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tests.fuzz.biases import Bias
     from tests.gpu.packed import Packed
-    from tests.scores import Scored
 
 Tensor = torch.Tensor
 DEFAULT_DEVICES: Final = (None, "meta", "cuda")
@@ -65,6 +69,12 @@ _FEATURES: Final = (
     *("alibi-batch sinks", "softcap alibi sinks"),
 )
 _USUAL_DIMS: Final = (32, 64, 64, 96, 128, 128, 192, 256)
+_NEW: Final = (  # newer features, in the combinations that calls take
+    *("bias", "dropout", "max_logit", "wide", "bias dropout", "bias max_logit", "bias wide"),
+    *("max_logit wide", "bias max_logit wide"),
+)
+_FRACTIONS: Final = (1, 6554, 16384, 32768, 58982)  # of 65536 weights, that are dropped
+_WIDE: Final = (257, 512)  # head_dim
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,9 @@ class Case:
     with_dlse: bool
     float32_precision: str | None  # for float32 only
     features: str  # argument of `tests.scores.score`
+    bias: Bias | None = None
+    dropout_p: float = 0.0
+    with_max_logit: bool = False
 
     def __str__(self) -> str:
         sizes = (
@@ -102,6 +115,9 @@ class Case:
             f"{magnitudes}, scale {self.softmax_scale}, default device {self.default_device}, "
             f"{self.megabytes} MiB, batch_invariant {self.batch_invariant}, dlse {self.with_dlse}, "
             f"float32_precision {self.float32_precision}, scores {self.features or 'plain'}"
+            f"{f', {self.bias}' if self.bias else ''}"
+            f"{f', dropout {self.dropout_p:g}' if self.dropout_p else ''}"
+            f"{', max_logit' if self.with_max_logit else ''}"
         )
 
     @property
@@ -109,11 +125,62 @@ class Case:
         """Tell if the documents of the case are packed."""
         return self.mask in _PACKED
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether the reference is that of tests.scores."""
+        return bool(self.features or self.bias or self.dropout_p)
+
+
+class New(NamedTuple):
+    """How often the newer features are drawn."""
+
+    share: float = 0.5  # of the cases
+    wide: bool = True  # a head_dim above 256, too
+
 
 def draw_case(
-    number: int, *, seed: int = 0, dtypes: Sequence[str] = tuple(DTYPES), longest: int = LONGEST
+    number: int,
+    *,
+    seed: int = 0,
+    dtypes: Sequence[str] = tuple(DTYPES),
+    longest: int = LONGEST,
+    new: New | None = None,
 ) -> Case:
     """Return a case of at most `longest` tokens; equal for equal arguments."""
+    new = new or New()
+    case = _draw_case(number, seed, dtypes, longest)
+    chance = random.Random(f"{seed} {number} new")  # noqa: S311 - no secret
+    return _add_new(case, chance, wide=new.wide) if chance.random() < new.share else case
+
+
+def _add_new(case: Case, chance: random.Random, *, wide: bool) -> Case:
+    """Return the case with some of the newer features, without what they refuse."""
+    refused = {"bias"} if case.is_packed else set()
+    if not wide or case.dtype == "fp32":
+        refused.add("wide")
+    new = chance.choice([one for one in _NEW if not refused & {*one.split()}]).split()
+    if "bias" in new:
+        case = replace(case, bias=draw_bias(chance))
+    if "dropout" in new:
+        case = replace(case, dropout_p=chance.choice(_FRACTIONS) / 65536, float32_precision=None)
+    if "max_logit" in new:
+        case = replace(case, with_max_logit=True)
+    if "wide" in new:
+        low, high = _WIDE
+        head_dim = chance.choice((8 * chance.randint(33, 64), 512, chance.randint(low, high)))
+        smaller = chance.random() < 0.3
+        case = replace(
+            case,
+            head_dim=head_dim,
+            head_dim_v=chance.randint(1, head_dim) if smaller else head_dim,
+        )
+    if {"bias", "dropout"} & {*new}:
+        features = case.features.replace("softcap", "").strip()
+        case = replace(case, features=features, magnitudes=(1.0,) * 4, softmax_scale=None)
+    return case
+
+
+def _draw_case(number: int, seed: int, dtypes: Sequence[str], longest: int) -> Case:
     chance = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
     dtype = chance.choice(dtypes)
     mask = chance.choice((*MASKS, *MASKS, *_PACKED * 4))
@@ -208,10 +275,11 @@ def run_case(case: Case, *, device: str, seed: int, bits_only: bool = False) -> 
             "batch_invariant": case.batch_invariant,
             "float32_precision": case.float32_precision,
         }
+        scored = _bend(case, problem, seed) if case.is_scored else None
 
-        scored = _bend(case, problem) if case.features else None
-
-        def run(*, poison: bool) -> dict[str, Tensor]:
+        def run(*, poison: bool, max_logit: bool = case.with_max_logit) -> dict[str, Tensor]:
+            options["return_max_logit"] = max_logit
+            torch.manual_seed(case.number)  # of dropout
             if packed and scored:
                 bent, asked = replace(packed, problem=scored.problem), {**scored.options, **options}
                 return attend_packed(bent, poison=poison, sinks=scored.sinks, **asked)
@@ -221,22 +289,57 @@ def run_case(case: Case, *, device: str, seed: int, bits_only: bool = False) -> 
                 return attend_packed(packed, poison=poison, **options)
             return attend(problem, poison=poison, **options)
 
-        runs = [run(poison=True), *(run(poison=False) for _ in range(RUNS))]
+        runs = [run(poison=True), *(run(poison=False) for _ in range(RUNS - 1))]
+        runs.append(run(poison=False, max_logit=False))  # out and lse keep their bits
     found = [] if bits_only else _find_faults(runs[0], problem, scored)
     for other in runs[1:]:
-        differing = [name for name, x in runs[0].items() if not same_bits(x, other[name])]
+        differing = [name for name, x in other.items() if not same_bits(x, runs[0][name])]
         if differing:
             found.append(f"other bits in another run: {', '.join(differing)}")
     return Checked(found, digest_of(runs[0].values()))
 
 
 def _find_faults(result: dict[str, Tensor], problem: Problem, scored: Scored | None) -> list[str]:
-    return scores.find_faults(result, scored) if scored else find_faults(result, problem)
+    others = {name: x for name, x in result.items() if name != "max_logit"}
+    found = scores.find_faults(others, scored) if scored else find_faults(others, problem)
+    if "max_logit" in result:
+        found += find_wrong_max_logit(result["max_logit"], scored or Scored(problem))
+    return found
 
 
-def _bend(case: Case, problem: Problem) -> Scored:
+def _bend(case: Case, problem: Problem, seed: int) -> Scored:
+    """Return the problem with the case's modifications of scores, bias and dropout."""
     documents = (case.lengths, case.lengths_k) if case.is_packed else None
-    return score(problem, case.features, case.number, documents)
+    scored = score(problem, case.features, case.number, documents)
+    device = str(problem.q.device)
+    if case.bias:
+        shape = problem.q.shape[0], case.num_heads, problem.q.shape[1], problem.k.shape[1]
+        bias = case.bias.make(shape, device, seed * 1_000_003 + case.number)
+        seen = bias > MASKED if problem.visible is None else problem.visible & (bias > MASKED)
+        dlse = scored.problem.dlse
+        assert dlse is not None
+        if scored.sinks is None:
+            dlse = dlse * seen.any(-1)
+        scored = replace(scored, bias=bias, problem=replace(scored.problem, dlse=dlse))
+    if case.dropout_p:
+        dropped = _find_dropped(case, device)
+        scored = replace(scored, dropout_p=case.dropout_p, dropped=dropped)
+    return scored
+
+
+def _find_dropped(case: Case, device: str) -> Tensor:
+    """Return which weights the call drops, [batch, num_heads, queries, keys]."""
+    torch.manual_seed(case.number)
+    sequences = len(case.lengths) if case.is_packed else case.batch
+    shape = sequences, case.num_heads, max(case.lengths), max(case.lengths_k)
+    dropped = dropout_mask(case.dropout_p, shape, device=device)
+    if not case.is_packed:
+        return dropped
+    packed = dropped.new_zeros(1, case.num_heads, sum(case.lengths), sum(case.lengths_k))
+    ends = accumulate(case.lengths), accumulate(case.lengths_k)
+    for one, q, k, end_q, end_k in zip(dropped, case.lengths, case.lengths_k, *ends, strict=True):
+        packed[0, :, end_q - q : end_q, end_k - k : end_k] = one[:, :q, :k]
+    return packed
 
 
 def _shape(case: Case, device: str, seed: int) -> dict[str, Any]:
@@ -293,9 +396,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_options(parser, cases=5_000)
     parser.add_argument("--longest", type=int, default=LONGEST, help=f"tokens (default {LONGEST})")
     parser.add_argument("--bits-only", action="store_true", help="not held against float64")
+    parser.add_argument("--only-new", action="store_true", help="each case with a newer feature")
     args = parser.parse_args(arguments)
-    dtypes = choose_dtypes(args)
-    draw = partial(draw_case, seed=args.seed, dtypes=dtypes, longest=args.longest)
+    wide = args.device == "cpu" or torch.cuda.get_device_capability() >= (8, 0)
+    draw = partial(
+        draw_case,
+        seed=args.seed,
+        dtypes=choose_dtypes(args),
+        longest=args.longest,
+        new=New(1.0 if args.only_new else 0.5, wide),
+    )
     check = partial(run_case, device=args.device, seed=args.seed, bits_only=args.bits_only)
     return run_program(args, draw, check)
 

@@ -152,7 +152,7 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     """Return 16 hexadecimal digits of the bits of some tensors."""
     hashed = hashlib.sha256()
     for tensor in tensors:
-        hashed.update(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        hashed.update(tensor.reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
     return hashed.hexdigest()[:16]
 
 

@@ -101,7 +101,7 @@ def attend_packed(
     sinks: Tensor | None = None,
     **options: Any,  # noqa: ANN401 - of flash_attn_varlen_func
 ) -> dict[str, Tensor]:
-    """Return out, lse, dq, dk, dv with a batch axis of 1, and dsinks where there are sinks."""
+    """Return what `attend` does, with a batch axis of 1, and dsinks where there are sinks."""
     problem = packed.problem
     inputs = problem.q, problem.k, problem.v
     q, k, v = leaves = [x[0].detach().requires_grad_() for x in inputs]
@@ -111,7 +111,7 @@ def attend_packed(
     given = given or boundaries(packed, q.device)
     if poison:
         poison_memory(q.device)
-    out, lse = flash_attn_varlen_func(
+    out, lse, *rest = flash_attn_varlen_func(
         q,
         k,
         v,
@@ -127,4 +127,5 @@ def attend_packed(
     dq, dk, dv, *of_sinks = torch.autograd.grad(outputs, leaves, grads)
     tensors = (out.detach(), lse.detach(), dq, dk, dv)
     result = {name: x.unsqueeze(0) for name, x in zip(NAMES, tensors, strict=True)}
+    result |= dict(zip(("max_logit",), rest, strict=False))
     return result | dict(zip(("dsinks",), of_sinks, strict=False))

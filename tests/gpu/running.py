@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def attend(problem: Problem, *, poison: bool = True, **options: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
-    """Return out, lse, dq, dk, dv; free memory is full of NaN before."""
+    """Return out, lse, dq, dk, dv and what else is asked for; free memory is NaN before."""
     return _attend(problem, {}, {**problem.options, **options}, poison=poison)
 
 
@@ -33,7 +33,7 @@ def attend_scored(
     poison: bool = True,
     **options: Any,  # noqa: ANN401 - of flash_attn_func
 ) -> dict[str, torch.Tensor]:
-    """Return what `attend` returns, with score modifications, and gradients of sinks and bias."""
+    """Return what `attend` returns, and gradients of sinks and bias."""
     problem = scored.problem
     assert problem.dlse is not None
     given = {**problem.options, **scored.options, **options}
@@ -51,14 +51,15 @@ def _attend(
     if poison:
         poison_memory(problem.q.device)
     scale = problem.softmax_scale
-    out, lse = flash_attn_func(q, k, v, softmax_scale=scale, return_lse=True, **options)
+    out, lse, *rest = flash_attn_func(q, k, v, softmax_scale=scale, return_lse=True, **options)
     if poison:
         poison_memory(problem.q.device)
     outputs = (out,) if problem.dlse is None else (out, lse)
     given = (problem.dout,) if problem.dlse is None else (problem.dout, problem.dlse)
     grads = torch.autograd.grad(outputs, leaves, given)
     found = *scores.NAMES, *(f"d{name}" for name in learned)
-    return dict(zip(found, (out.detach(), lse.detach(), *grads), strict=True))
+    result = dict(zip(found, (out.detach(), lse.detach(), *grads), strict=True))
+    return result | dict(zip(("max_logit",), rest, strict=False))
 
 
 def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 - of flash_attn_func
