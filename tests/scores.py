@@ -44,7 +44,7 @@ class Scored:
     def options(self) -> dict[str, Any]:
         """Arguments of the product, except those with a gradient."""
         options = {"softcap": self.softcap, "alibi_slopes": self.alibi_slopes}
-        return options if self.dropped is None else {**options, "dropout_p": self.dropout_p}
+        return {**options, "dropout_p": self.dropout_p} if self.dropout_p else options
 
     @property
     def learned(self) -> dict[str, Tensor]:

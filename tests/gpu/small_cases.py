@@ -2,10 +2,11 @@
 
 compute-sanitizer --tool racecheck python tests/gpu/small_cases.py WHAT [1/4] [--dtype bf16]
 
-WHAT is all, kernels, masks, cells, caches or boundaries; the second argument runs one of several
-parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. It prints each kernel after it ran, and
-at the end those of the build that did not run. Inputs are drawn on the CPU and copied, so that
-initcheck with `--kernel-name` sees all memory that our kernels read as written.
+WHAT is all, kernels, features, masks, cells, caches or boundaries; the second argument runs one of
+several parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. It prints each kernel after it
+ran, and at the end those of the build that did not run, nor in the runs with the same --ran FILE:
+some need less shared memory. Inputs are drawn on the CPU and copied, so that initcheck with
+`--kernel-name` sees all memory that our kernels read as written.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,18 +25,20 @@ import torch
 if __name__ == "__main__":  # run by path: this file's folder is on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from flash_dist.kernels.dropout.state import MOST_COLUMNS
 from flash_dist.toolkit.loading.library import last_variant, variants
 from tests.gpu.boundaries import CHAOS, LIES, SPARSE
 from tests.gpu.cells import LONG
 from tests.gpu.packed import attend_packed, pack
-from tests.gpu.running import attend
+from tests.gpu.running import attend, attend_scored, has_whole_shared_memory
 from tests.kvcache import Problem as KvProblem
 from tests.masks import MASKS, masked_problem
 from tests.mla import Problem as LatentProblem
 from tests.reference import random_problem
+from tests.scores import Scored
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.reference import Problem
 
@@ -45,10 +49,19 @@ SMALL: Final[dict[str, Any]] = {"seqlen_q": 130, "seqlen_k": 150, "num_heads": 2
 SHORT: Final[dict[str, Any]] = {**SMALL, "seqlen_q": 60, "seqlen_k": 64}  # one tile
 TALL: Final[dict[str, Any]] = {**SMALL, "seqlen_q": 600}  # several blocks share the queries
 MANY: Final[dict[str, Any]] = {**SMALL, "batch": 140}  # fills any GPU with the largest tiles
+EVEN: Final[dict[str, Any]] = {**SMALL, "batch": 40, "seqlen_q": 384}  # whole tiles of any size
+ROWS_OF_A_TILE: Final = (32, 128)  # query heads: with 3 queries to each of 2 kv heads, 48 and 192
+# Heads, queries and keys.
+LATENT: Final = ((16, 3, 1300), (64, 3, 1300), (64, 3, 4000), (64, 40, 1300))
+LARGE_CAP: Final = 200.0
 LENGTHS: Final = (65, 0, 30)  # of documents
 SCORES: Final = {"alibi_slopes": torch.tensor([0.5, 0.1]), "learnable_sink": torch.tensor([1.0, 0])}
+# Queries to a cache that fill the tiles of a forward, and these an H100 or H200.
+FULL: Final = KvProblem(
+    seqlens=(384,) * 11, capacity=400, heads=4, seqlen_q=384, causal=True, page=16
+)
 KINDS: Final = ("full", "intervals", "dense-per-head")  # masks of kind BAND, ROWS and TILES
-WHAT: Final = ("all", "kernels", "masks", "cells", "caches", "boundaries")
+WHAT: Final = ("all", "kernels", "features", "masks", "cells", "caches", "boundaries")
 
 Size = tuple[str, int, int]  # dtype, head_dim, head_dim_v
 
@@ -56,8 +69,17 @@ Size = tuple[str, int, int]  # dtype, head_dim, head_dim_v
 class Ran(set[str]):
     """The kernels that ran so far, by their symbols."""
 
-    def look(self) -> None:
-        """Add the last kernels, and print new ones: a tool may stop the program."""
+    def run(self, call: Callable[..., object], *given: object, **options: Any) -> None:  # noqa: ANN401
+        """Make a call, add its kernels, and print new ones: a tool may stop the program.
+
+        With less shared memory than the build is for, some calls have no kernel.
+        """
+        try:
+            call(*given, **options)
+        except RuntimeError as error:
+            if has_whole_shared_memory() or "no variant of kernel" not in str(error):
+                raise
+            print(str(error).splitlines()[0], flush=True)  # noqa: T201 - a program
         last = {variant["symbol"] for variant in last_variant().values()}
         print(*sorted(last - self), sep="\n", end="\n" if last - self else "", flush=True)  # noqa: T201
         self.update(last)
@@ -86,8 +108,8 @@ def precision_of(dtype: str) -> str:
 def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
     """Run forward and backward of every compiled size, with and without workspace, and packed.
 
-    It includes sequences of one tile, some whose queries blocks share, and enough for large tiles
-    to fill the GPU.
+    It includes sequences of one tile, some whose queries blocks share, enough for large tiles to
+    fill the GPU, and a softcap that kernels for Hopper leave to others.
     """
     for dtype, head_dim, head_dim_v in sizes_of_part:
         sizes: dict[str, Any] = {
@@ -103,23 +125,50 @@ def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
                 for scores in ({}, SCORES):
                     on_gpu = {k: v.cuda() for k, v in scores.items()}
                     softcap = 3.0 if scores else 0.0
-                    attend(
+                    ran.run(
+                        attend,
                         problem,
                         poison=False,
                         float32_precision=precision,
                         softcap=softcap,
                         **on_gpu,
                     )
-                    ran.look()
             documents = pack(LENGTHS, num_heads=2, num_heads_kv=1, device="cpu", **sizes)
             problem = copy_to_gpu(replace(documents.problem, options={"causal": True}))
             documents = replace(documents, problem=problem)
-            attend_packed(documents, poison=False, float32_precision=precision)
-            ran.look()
+            ran.run(attend_packed, documents, poison=False, float32_precision=precision)
         for shape in (SHORT, TALL, MANY):
             problem = copy_to_gpu(masked_problem("full", device="cpu", **shape, **sizes))
-            attend(problem, poison=False, float32_precision=precision)
-            ran.look()
+            ran.run(attend, problem, poison=False, float32_precision=precision)
+        for shape, softcap in ((EVEN, 3.0), (SMALL, LARGE_CAP)):
+            problem = copy_to_gpu(masked_problem("full", device="cpu", **shape, **sizes))
+            ran.run(attend, problem, poison=False, float32_precision=precision, softcap=softcap)
+
+
+def run_features(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
+    """Run a bias, dropout, both, and return_max_logit at every compiled size.
+
+    A bias has the dtype of q or float32, in rows that begin at multiples of 16 bytes, for which
+    Hopper has kernels. The largest score is also asked for with sequences of large tiles.
+    """
+    for dtype, head_dim, head_dim_v in sizes_of_part:
+        sizes = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": torch_dtype(dtype)}
+        options = {"float32_precision": precision_of(dtype)}
+        drops = head_dim <= MOST_COLUMNS and dtype != IEEE32
+        for megabytes in BUDGETS:
+            os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
+            for name in KINDS:
+                problem = copy_to_gpu(masked_problem(name, device="cpu", **SMALL, **sizes))
+                problem = replace(problem, dlse=torch.zeros(1, 2, SMALL["seqlen_q"]).cuda())
+                shape = 1, 2, SMALL["seqlen_q"], SMALL["seqlen_k"] + 2
+                single = torch.randn(shape)
+                biases = (x.cuda()[..., :-2] for x in (single, single.to(problem.q.dtype)))
+                for bias, dropout_p in product((*biases, None), (0.0, 0.25)[: 1 + drops]):
+                    scored = Scored(problem, bias=bias, dropout_p=dropout_p)
+                    ran.run(attend_scored, scored, poison=False, **options)
+        for shape in (SMALL, EVEN):
+            problem = copy_to_gpu(masked_problem("full", device="cpu", **shape, **sizes))
+            ran.run(attend, problem, poison=False, return_max_logit=True, **options)
 
 
 def run_masks(ran: Ran, sizes: Sequence[Size], part: slice) -> None:
@@ -130,8 +179,7 @@ def run_masks(ran: Ran, sizes: Sequence[Size], part: slice) -> None:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
             shape = {**SMALL, "head_dim": head_dim, "dtype": torch_dtype(dtype)}
             problem = masked_problem(name, batch=2, device="cpu", **shape)
-            attend(copy_to_gpu(problem), poison=False)
-            ran.look()
+            ran.run(attend, copy_to_gpu(problem), poison=False)
 
 
 def run_cells(ran: Ran, sizes: Sequence[Size]) -> None:
@@ -149,17 +197,18 @@ def run_cells(ran: Ran, sizes: Sequence[Size]) -> None:
                 device="cpu",
             )
             problem = copy_to_gpu(replace(problem, options={"causal": long.causal}))
-            attend(problem, poison=False, float32_precision=precision_of(dtype))
-            ran.look()
+            ran.run(attend, problem, poison=False, float32_precision=precision_of(dtype))
 
 
 def run_caches(ran: Ran) -> None:
     """Run attention to a cache at each compiled size: appended keys, rotary angles, pages.
 
-    It also runs short caches, and latent keys with few and with many heads. Other kernels serve
-    these on Hopper.
+    It also runs short caches, more rows of a tile, many queries, a small head_dim, and latent keys
+    with few and with many heads, queries and keys. Other kernels serve these on Hopper.
     """
-    for dtype, head_dim in sorted({(one["dtype"], one["head_dim"]) for one in of_role("decode")}):
+    os.environ["FLASH_DIST_WORKSPACE_MB"] = str(BUDGETS[1])
+    caches = {(one["dtype"], one["head_dim"]) for one in of_role("decode")}
+    for dtype, head_dim in sorted({*caches, *((dtype, 32) for dtype, _ in caches)}):
         problem = KvProblem(
             seqlens=(1300, 0, 130),
             capacity=1312,
@@ -171,25 +220,25 @@ def run_caches(ran: Ran) -> None:
             seqlen_new=3,
             rotary_dim=32,
         )
-        for one in (problem, replace(problem, seqlens=(400, 0, 130), capacity=512)):
-            one.call(one.make(DTYPES[dtype], "cuda"))
-            ran.look()
+        short = replace(problem, seqlens=(400, 0, 130), capacity=512)
+        rows = (replace(problem, heads=heads) for heads in ROWS_OF_A_TILE)
+        for one in (problem, short, *rows, replace(FULL, head_dim=head_dim)):
+            ran.run(one.call, one.make(DTYPES[dtype], "cuda"))
     for dtype, head_dim, head_dim_v in sorted(
         {(one["dtype"], one["head_dim"], one["head_dim_v"]) for one in of_role("mla")}
     ):
-        for heads in (16, 64):
+        for heads, seqlen_q, seqlen_k in LATENT:
             latent = LatentProblem(
-                seqlens=(1300, 0, 130),
-                capacity=1312,
+                seqlens=(seqlen_k, 0, 130),
+                capacity=seqlen_k + 12,
                 heads=heads,
-                seqlen_q=3,
+                seqlen_q=seqlen_q,
                 head_dim=head_dim,
                 head_dim_v=head_dim_v,
                 causal=True,
                 page=16,
             )
-            latent.call(latent.make(DTYPES[dtype], "cuda"))
-            ran.look()
+            ran.run(latent.call, latent.make(DTYPES[dtype], "cuda"))
 
 
 def of_role(role: str) -> list[dict[str, Any]]:
@@ -214,10 +263,13 @@ def run_boundaries(ran: Ran, sizes: Sequence[Size]) -> None:
                 )
                 documents = replace(documents, problem=copy_to_gpu(documents.problem))
                 given = boundaries.given(documents.problem.q.device)
-                attend_packed(
-                    documents, given=given, poison=False, float32_precision=precision_of(dtype)
+                ran.run(
+                    attend_packed,
+                    documents,
+                    given=given,
+                    poison=False,
+                    float32_precision=precision_of(dtype),
                 )
-                ran.look()
 
 
 def copy_to_gpu(problem: Problem) -> Problem:
@@ -234,6 +286,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", default="all", choices=WHAT)
     parser.add_argument("part", nargs="?", default="1/1", metavar="I/N")
     parser.add_argument("--dtype", action="append", choices=(*DTYPES, IEEE32), help="not all")
+    parser.add_argument("--ran", type=Path, metavar="FILE", help="kernels of other runs, to extend")
     options = parser.parse_args()
     index, parts = map(int, options.part.split("/"))
     part = slice(index - 1, None, parts)
@@ -241,6 +294,8 @@ def main() -> None:
     ran = Ran()
     if options.what in {"all", "kernels"}:
         run_kernels(ran, sizes[part])
+    if options.what in {"all", "features"}:
+        run_features(ran, sizes[part])
     if options.what in {"all", "masks"}:
         run_masks(ran, sizes, part)
     if options.what in {"all", "cells"}:
@@ -250,6 +305,12 @@ def main() -> None:
     if options.what in {"all", "boundaries"}:
         run_boundaries(ran, sizes[part])
     torch.cuda.synchronize()
+    if options.ran:
+        options.ran.touch()
+        before = options.ran.read_text(encoding="utf-8").split()
+        with options.ran.open("a", encoding="utf-8") as file:
+            file.writelines(f"{symbol}\n" for symbol in sorted(ran.difference(before)))
+        ran.update(before)
     others = sorted({variant["symbol"] for variant in variants()} - ran)
     print(f"{len(ran)} kernels ran, {len(others)} did not:", *others, sep="\n")  # noqa: T201 - a program
     time.sleep(1)  # NOTE: wait until torch's thread has released the last graph, see test_exit.py
