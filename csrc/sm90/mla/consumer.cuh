@@ -101,10 +101,15 @@ class LatentConsumerBase {
     return rows.first > 0 || rows.end < Config::BLOCK_N;
   }
   template <int TILE>
-  __device__ __forceinline__ void mask(Scores& s) const {
-    if (all_visible()) return;
+  __device__ __forceinline__ SeeOneTile mask(Scores& s) const {
+    if (all_visible()) return {};
     const DecodeCursor& at = key_block();
-    TileRows(p_, at, own_).mask(s, at.key_block * KEY_BLOCK + TILE * Config::BLOCK_N);
+    const TileRows rows(p_, at, own_);
+    const int begin = at.key_block * KEY_BLOCK + TILE * Config::BLOCK_N;
+    const int end = begin + Config::BLOCK_N;
+    rows.mask(s, begin);
+    return {{begin <= rows.begin[0] && rows.end[0] <= end,
+             begin <= rows.begin[1] && rows.end[1] <= end}};
   }
   // Zeroes the values of keys of the tile that do not exist.
   template <int TILE, int PANELS>

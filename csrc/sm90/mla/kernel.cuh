@@ -129,11 +129,11 @@ class LatentConsumer : LatentConsumerBase<Config> {
     issue_scores<PART, 0, Config::PANELS>(s, 0, number_ == 0);
     this->await_scores(s);
     const DecodeCursor at = key_block();
-    this->template mask<PART>(s);
+    const SeeOneTile one_tile = this->template mask<PART>(s);
     release(smem_.k_empty[PART][0]);
     release(smem_.k_empty[PART][1]);
     if (at.key_block + 1 == at.extent.end) release(smem_.q_empty);
-    weights.make(s, scale(), top, sum);
+    weights.make(s, scale(), one_tile, top, sum);
     const int64_t tile = int64_t{smem_.bounds.x + number_} * Config::TILES + PART;
     weights.store(p_.weights + tile * LATENT_TILE * LATENT_TILE, own_.row(0));
 #pragma unroll
@@ -147,8 +147,8 @@ class LatentConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ void lead(Scores& s, bool goes_on) {
     Weights first, second;
     float top[2], sum[2];
-    this->template mask<0>(s);
-    first.make(s, scale(), top, sum);
+    const SeeOneTile one_tile = this->template mask<0>(s);
+    first.make(s, scale(), one_tile, top, sum);
     give_weights<0>(first, top);
     TileFactors factors(part_.top, top);
     first.scale(factors.add);
@@ -186,8 +186,8 @@ class LatentConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ void follow(Scores& s, bool goes_on) {
     Weights first, second;
     float top[2], top_first[2], sum[2];
-    this->template mask<1>(s);
-    second.make(s, scale(), top, sum);
+    const SeeOneTile one_tile = this->template mask<1>(s);
+    second.make(s, scale(), one_tile, top, sum);
     give_weights<1>(second, top);
     barrier_sync(P_READY, Config::CONSUMER_THREADS);
     read_tops(top_first, 0);

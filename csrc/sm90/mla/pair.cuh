@@ -203,8 +203,8 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ void compute_key_block(Scores& s, bool goes_on) {
     Weights own, theirs;
     float top[2], sum[2], their_top[2], their_sum[2];
-    this->template mask<PART>(s);
-    own.make(s, this->scale(), top, sum);
+    const SeeOneTile one_tile = this->template mask<PART>(s);
+    own.make(s, this->scale(), one_tile, top, sum);
     sum[0] = quad_sum(sum[0]), sum[1] = quad_sum(sum[1]);
     send<PART>(own, top, sum);
     clear_missing<PART>();

@@ -2,7 +2,9 @@
 //
 // P of a tile is 2^(S * scale - top), rounded. top is the row's greatest scaled score in the tile,
 // rounded up to a whole number. So P does not depend on other tiles, and another top changes P by a
-// power of two, which is exact. A group has one chain of products P @ V over its tiles. Of the two
+// power of two, which is exact. Rows that see keys of one tile only need no other top: theirs is not
+// rounded up, so that their greatest P is exactly 1. With so few keys, its rounding error would be a
+// large part of that of O. A group has one chain of products P @ V over its tiles. Of the two
 // tiles of a key block, the first half of the columns adds the first tile first, and the second
 // half adds the second tile first.
 #pragma once
@@ -19,6 +21,11 @@ namespace flash_dist {
 
 constexpr int LATENT_TILE = 64;  // rows and keys
 
+// Whether a tile has all keys that a row sees, for the two rows of a lane.
+struct SeeOneTile {
+  bool row[2];
+};
+
 template <class Target, class T>
 struct LatentWeights {
   using Panel = Panels<LATENT_TILE>;
@@ -28,8 +35,8 @@ struct LatentWeights {
 
   // Replaces S by P. top and sum are those of the two rows of a lane; sum covers only the lane's
   // columns.
-  __device__ __forceinline__ void make(Scores& s, float scale_log2, float (&top)[2],
-                                       float (&sum)[2]) {
+  __device__ __forceinline__ void make(Scores& s, float scale_log2, const SeeOneTile& one_tile,
+                                       float (&top)[2], float (&sum)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float greatest = -INFINITY;
@@ -37,7 +44,8 @@ struct LatentWeights {
       for (int n = 0; n < LATENT_TILE / 8; ++n) {
         greatest = fmaxf(greatest, fmaxf(s.x[0][n][2 * h], s.x[0][n][2 * h + 1]));
       }
-      top[h] = ceilf(__fmul_rn(quad_max(greatest), scale_log2));
+      top[h] = __fmul_rn(quad_max(greatest), scale_log2);
+      if (!one_tile.row[h]) top[h] = ceilf(top[h]);
       const float offset = top[h] == -INFINITY ? 0.0f : top[h];
       sum[h] = 0.0f;
 #pragma unroll

@@ -263,3 +263,12 @@ def test_what_the_kernels_do_not_serve_is_said() -> None:
     problem = Problem((64,), values_in_keys=False)
     with pytest.raises(RuntimeError, match="values must be the first columns of the keys"):
         emulate(**problem.make())
+
+
+@pytest.mark.parametrize("heads", [17, 130])
+@pytest.mark.parametrize("gpu", [HOPPER, WHOLE, PAIRS], ids=["9.0", "without room", "in pairs"])
+def test_a_single_key_gives_its_value(heads: int, gpu: Gpu) -> None:
+    tensors = Problem((1, 64, 129, 1, 3), heads).make()
+    out, _, _ = emulate(**tensors, gpu=gpu)
+    for b in (0, 3):
+        assert torch.equal(out[b], tensors["k"][b, :1, :, :HEAD_DIM_V].expand_as(out[b]))
