@@ -133,7 +133,7 @@ Params make_params(const Arguments& a, const Inputs& in) {
   return p;
 }
 
-// max_logit: receives the largest score of each head; may be null.
+// Runs the forward. max_logit: receives the largest score of each head; may be null.
 OutLse run_fwd(const Arguments& a, MaybeTensor* max_logit = nullptr) {
   const Inputs in = read_inputs(a);
   const Sizes& s = in.sizes;

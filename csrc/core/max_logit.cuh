@@ -1,5 +1,5 @@
-// The largest score of a query head: one number in memory, which the warps raise by atomic maxima in any
-// order. NaN is larger than all else.
+// The largest score of a query head: one number in memory, which the warps raise by atomic maxima in
+// any order. NaN counts as larger than every number.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,16 @@
 
 namespace flash_dist {
 
-// The larger of two numbers; NaN if one is.
+// Returns the larger of two numbers; NaN if one is NaN.
 template <class Target>
 __device__ __forceinline__ float larger(float x, float y) {
   if constexpr (Target::NUMBER >= 80) return max_nan(x, y);
   return y > x || y != y ? y : x;
 }
 
-// Raises max_logit to the largest x of a warp's lanes, and returns it. Read as integers, floats that are
-// not negative keep their order. Negative ones have the opposite order and, unsigned, are larger than all others.
+// Raises max_logit to the largest x of a warp's lanes, and returns that x. Read as integers, floats
+// that are not negative keep their order. Negative ones have the opposite order and, read as
+// unsigned integers, are larger than all others.
 template <class Target>
 __device__ __forceinline__ float raise_max_logit(float* max_logit, float x) {
 #pragma unroll

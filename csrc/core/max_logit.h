@@ -11,7 +11,7 @@ struct MaxLogitParams {
   bool few_alone;    // packed: only the sequences of few queries on many keys
 };
 
-// Parameters of the launch of a forward that finds it, too.
+// Parameters of the launch of a forward that also finds the largest scores.
 struct FwdMaxLogitCall : FwdCall {
   float* max_logit;
 };

@@ -1,10 +1,10 @@
-// Finds the largest score of each query head, for calls whose forward does not.
+// Finds the largest score of each query head, for calls whose forward does not find it.
 //
 //   S = Q @ K.T   score modification, mask   max(S)
 //
 // Grid      x = query tile, head and batch entry, as in the forward.
 // Block     4 warps, each owning ROWS queries of a tile, and 64 keys at a time.
-// Shared    2 stages of 64 columns of Q and K. Where the stages hold all columns of Q, it is copied once.
+// Shared    2 stages of 64 columns of Q and K. If the stages hold all columns of Q, Q is copied once.
 #pragma once
 
 #include "core/config.h"
@@ -22,7 +22,7 @@ template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int P
 struct AnyMaxLogitConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_M = Plan::WARPS * Plan::ROWS, BLOCK_N = MASK_TILE;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
-  static constexpr int COLUMNS = 64;  // of the head_dim at a time
+  static constexpr int COLUMNS = 64;  // columns of the head_dim per step
   static constexpr int STAGES = 2;
 
   struct Stage {
@@ -41,7 +41,7 @@ template <int BLOCK_M, int BLOCK_N>
 struct MaxLogitWork {
   int row0;  // first query
   MaskPlace place;
-  float slope;  // of ALiBi
+  float slope;  // ALiBi slope
   KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
 
   __device__ __forceinline__ MaxLogitWork(const FwdParams& p, const FwdBlock& block,
@@ -52,7 +52,8 @@ struct MaxLogitWork {
         blocks(Mask(p.mask, place), block.row0) {}
 };
 
-// A step copies or multiplies 64 columns. Products: the family's, as in the gradient of a bias.
+// A step copies or multiplies 64 columns. Products: the matrix products of the kernel family, as in
+// the gradient of a bias.
 template <class Config, class Products>
 struct MaxLogit {
   using Target = typename Config::Target;
@@ -67,11 +68,11 @@ struct MaxLogit {
   const FwdParams& p;
   const Work& work;
   const E *q, *k;  // the block's first query, the sequence's first key
-  const int rows;  // that exist, counted from the block's first one
+  const int rows;  // number of existing rows from the block's first row on
   const RowSpan keys;
   const uint32_t stages;
   const int warp_row0;
-  const int steps;  // of a block of keys
+  const int steps;  // steps per block of keys
 
   __device__ __forceinline__ MaxLogit(const FwdParams& params, typename Config::Smem& smem,
                                       const FwdBlock& block, const Sequence& sequence,
@@ -98,7 +99,7 @@ struct MaxLogit {
   struct Copies {
     OperandCopy<Config, BLOCK_M, COLUMNS> q;
     OperandCopy<Config, BLOCK_N, COLUMNS> k;
-    int j, step;    // of the next one: block of keys, columns
+    int j, step;    // block of keys, and columns, of the next step
     bool copies_q;  // whether this step copies Q
   };
 
@@ -144,7 +145,7 @@ struct MaxLogit {
         for (int i = 0; i < 4; ++i) top[m][i / 2] = larger<Target>(top[m][i / 2], s.x[m][n][i]);
   }
 
-  // The largest of the rows of this lane that exist.
+  // Returns the largest score of this lane's existing rows.
   __device__ __forceinline__ float find_largest(const float (&top)[MT][2]) const {
     const int row = warp_row0 + static_cast<int>(threadIdx.x) % 32 / 4;
     float x = -INFINITY;

@@ -86,8 +86,8 @@ inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, 
 // have.
 constexpr float FAST_CAP = 100.0f;
 
-// The sizes of scale / cap for which the powers in the polynomial of sm90/score_mod.cuh are normal
-// numbers. The general families serve others.
+// Within these limits of scale / cap, the powers in the polynomial of sm90/score_mod.cuh are normal
+// numbers. The general families serve calls outside of them.
 constexpr float LEAST_INSIDE = 1e-5f, LARGEST_INSIDE = 1e4f;
 
 // The score modification between scaling and masking, see core/scores.cuh. All zero: none.

@@ -114,7 +114,7 @@ Loaded find_forward(const Call& call, const FwdParams& p) {
   return own.variant != nullptr ? own : require_kernel(call.device, key(Role::FWD), &p);
 }
 
-// max_logit: see MaxLogitParams; may be null.
+// Runs the forward. max_logit: see MaxLogitParams; may be null.
 void run_forward(const Call& call, FwdParams p, float* max_logit, Allocate allocate,
                  void* context) {
   check_sizes(p);

@@ -1,33 +1,34 @@
-// Maxima of numbers and of pairs, and of all blocks in global memory.
+// Maxima of numbers and of pairs, and of numbers in global memory that all blocks change.
 #pragma once
 
 #include <cstdint>
 
 namespace flash_dist {
 
-// The larger of two numbers, NaN if one is. Since sm_80.
+// Returns the larger of two numbers, NaN if one is NaN. Since sm_80.
 __device__ __forceinline__ float max_nan(float x, float y) {
   float r;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
   return r;
 }
 
-// The larger elements of two pairs of bf16. Since sm_80.
+// Returns the larger elements of two pairs of bf16. Since sm_80.
 __device__ __forceinline__ uint32_t max_bf16x2(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   return r;
 }
 
-// Reads a number that atomics of other blocks change: one of its values, perhaps not the latest.
+// Reads a number that other blocks change by atomics. Returns one of its values, perhaps not the
+// latest.
 __device__ __forceinline__ float load_relaxed(const float* number) {
   float x;
   asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(number) : "memory");
   return x;
 }
 
-// Keeps the compiler from computing x, which depends on accumulators, after the next product: it would have
-// to copy them.
+// Makes the compiler compute x before the next product. Otherwise it would have to copy the
+// accumulators that x depends on.
 __device__ __forceinline__ void hold(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 
 }  // namespace flash_dist

@@ -32,7 +32,8 @@ __device__ __forceinline__ uint32_t load_constant_4(const void* src) {
   return x;
 }
 
-// Masks of elements: all bits of an element of x that is at most its peer of y, none of another or of NaN.
+// Returns a mask. All bits of an element are set if the element of x is at most that of y; none are
+// set otherwise, or if one is NaN.
 template <class T>
 __device__ __forceinline__ uint32_t not_above(uint32_t x, uint32_t y) {
   uint32_t r;

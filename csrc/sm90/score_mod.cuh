@@ -19,8 +19,8 @@
 
 namespace flash_dist {
 
-// factor * tanh(score * inside), where |score * inside| <= LIMIT, as score * P(score^2). P is a
-// minimax fit with a relative error of 1e-7; in fp32 that of the product is 2^-22.
+// factor * tanh(score * inside) for |score * inside| <= LIMIT, computed as score * P(score^2). P is
+// a minimax fit with a relative error of 1e-7. The product in fp32 has a relative error of 2^-22.
 struct NearTanh {
   static constexpr float LIMIT = 0.4f;
   float terms[4];  // the coefficients of P, lowest power first

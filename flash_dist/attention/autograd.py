@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Tensor = torch.Tensor
-Results = tuple[Tensor, ...]  # out and lse, and max_logit if a Problem says so
+Results = tuple[Tensor, ...]  # out and lse, and max_logit if the Problem asks for it
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool = True) -> Results:

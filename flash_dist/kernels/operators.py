@@ -54,7 +54,7 @@ except OSError as error:
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
-Results = tuple[Tensor, ...]  # out and lse, and max_logit if a Problem says so
+Results = tuple[Tensor, ...]  # out and lse, and max_logit if the Problem asks for it
 
 _operators: Final[Any] = torch.ops.flash_dist
 _attention: Final = _operators.attention.default

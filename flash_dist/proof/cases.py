@@ -220,7 +220,7 @@ _MATCHED = (
 )
 _MATCHED_LARGE = _Shape("matched", 2, 2100, 2100, 16, 4, causal=True, matched=True)
 
-# The largest score of each head: by a kernel of its own, and by the forward of many queries.
+# The largest score of each head, found by a separate kernel and by the forward of many queries.
 _MAX_LOGITS = (
     replace(_SMALL[2], max_logit=True),
     _Shape("wide", 1, 384, 330, 36, 4, causal=False, max_logit=True),

@@ -109,7 +109,7 @@ class Inputs:
         return name_results(out, lse, *gradients, of_bias)
 
     def _find_max_logit(self, case: Case) -> Tensors:
-        """Return the largest score of each head behind out and lse."""
+        """Return out, lse and the largest score of each head."""
         from ..attention.batched import flash_attn_func  # noqa: PLC0415 - as above
 
         with float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3"):

@@ -55,7 +55,7 @@ class Suite:
     truths: Mapping[str, str]  # module that only tests need -> our replacement
     # Argument -> predicate of supported values. Other arguments may have any value.
     neutral: Mapping[str, Callable[[Any], bool]]
-    is_apart: Callable[[Mapping[str, Any]], bool]  # whether arguments do not go together
+    is_apart: Callable[[Mapping[str, Any]], bool]  # True if arguments exclude each other
     beside: tuple[str, ...] = ()  # files of its folder that it imports
     changes: Mapping[str, str] = field(default_factory=dict)  # pattern -> replacement
     options: tuple[str, ...] = ()  # options for pytest
@@ -83,7 +83,7 @@ SUITES: Final = {
                 r"\1q_unpad if paged_kv_block_size is None else q_unpad.detach(),\n\2"
             ),
             r"\bUSE_TRITON_ROCM\b": "False",  # evaluated on import
-            # Our S_dmask is normalised; flash-attention's is by the largest score so far.
+            # Our S_dmask is normalised; flash-attention's is relative to the largest score so far.
             r"\battn = normalize_flash_attn_S\((?s:.*?)\n        \)": "attn = attn_unnorm",
         },
     ),

@@ -171,8 +171,8 @@ class FwdPairConsumer {
       slices_.advance();
     }
   }
-  // The same for the step of block `rank` of the last pair. NOTE: if the pair lacks that step, its slices are those of
-  // another one, of which an infinity times a weight of 0 would be NaN.
+  // Issues O += P @ V for block `rank`'s step of the last pair. NOTE: if the pair lacks that step, the
+  // slices belong to another step. They may hold an infinity, which gives NaN with a weight of 0.
   __device__ __forceinline__ void issue_last_values(OutSlice (&o)[V_SLICES], Weights& p, int rank) {
     const StepPairs pairs{work_.bounds};
     const int last = pairs.count() - 1;

@@ -43,7 +43,7 @@ def inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def draw(shape: Shape, taken: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a bias of the axes that are taken, of which some numbers mask.
+    """Return a bias of the axes that are taken; some of its numbers mask.
 
     Rows begin at multiples of 16 bytes, with NaN between them.
     """
@@ -51,7 +51,7 @@ def draw(shape: Shape, taken: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     sizes = [n if takes else 1 for n, takes in zip(full, taken, strict=True)]
     bias = torch.full((*sizes[:3], (sizes[3] + 7) // 8 * 8), torch.nan, dtype=dtype)
     bias = bias[..., : sizes[3]].copy_(2 * normal(3, *sizes))
-    if sizes[3] > 2:  # so that some remain
+    if sizes[3] > 2:  # so that some keys stay visible
         bias[..., ::7] = -math.inf
         bias[..., 1::7] = -65536.0
     return bias
@@ -135,7 +135,7 @@ def test_biases_without_a_map_are_left_to_the_general_family() -> None:
     shape = (1, 20, 40, 1, 1, 64)
     bias = draw(shape, (1, 1, 1, 1), torch.bfloat16)
     refuse(shape, bias.new_zeros(1, 1, 20, 48)[..., 1:41])  # begins between multiples of 16 bytes
-    refuse(shape, bias.new_zeros(1, 1, 20, 42)[..., :40])  # as its rows do
+    refuse(shape, bias.new_zeros(1, 1, 20, 42)[..., :40])  # so do its rows
     refuse(shape, bias.new_zeros(1, 1, 40, 24)[..., :20].transpose(2, 3))
     refuse(shape, bias[..., :1])
     larger = (1, 20, 40, 1, 1, 128)

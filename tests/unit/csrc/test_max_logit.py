@@ -1,4 +1,4 @@
-"""Which kernels find the largest score of each head, in a dry run of a described GPU."""
+"""The kernels that find the largest score of each head, in a dry run of a described GPU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ HOPPER: Final = {
     "run(dtype=torch.float32)": (["fwd_fp32", "max_logit_fp32"], ["fwd_fp32"]),
     "run(softcap=30.0)": (["fwd_scored_sm90", "max_logit_bf16"], ["fwd_scored_sm90"]),
     "run(packed=(ONE, ONE, 2048, 2048))": (["fwd_max_logit_sm90"], ["fwd_sm90"]),
-    # where a sequence may have few queries: these by themselves, behind the others
+    # A sequence may have few queries: a separate kernel then computes such sequences.
     "run(packed=(ONE, ends(0, 2048, 4096), 2048, 2048))": (
         ["decode", "decode_fold", "fwd_max_logit_sm90", "max_logit_bf16"],
         ["decode", "decode_fold", "fwd_sm90"],

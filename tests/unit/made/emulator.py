@@ -179,7 +179,7 @@ def emulate(  # noqa: PLR0913 - a call, and where it runs
 
 
 def _describe(bias: Tensor | None) -> tuple[Any, ...]:
-    """Return the address of a bias, its strides, and what the binding finds of it."""
+    """Return the address and strides of a bias, and the other facts that the binding finds."""
     strides = (ctypes.c_int64 * 4)()
     if bias is None:
         return (None, strides, 0, 0, 0)
