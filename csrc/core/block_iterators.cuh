@@ -8,8 +8,9 @@
 
 namespace flash_dist {
 
-// The key blocks of a block of queries, BLOCK_N keys each: a range, or parts of a list of 64-key tiles.
-// They are numbered upwards from `begin` to `end`; those in [full_begin, full_end) need no mask.
+// The key blocks of a block of queries, BLOCK_N keys each: a range, or parts of a list of 64-key
+// tiles. They are numbered upwards from `begin` to `end`; those in [full_begin, full_end) need no
+// mask.
 template <int BLOCK_M, int BLOCK_N>
 struct KeyBlockIterator {
   static_assert(MASK_TILE % BLOCK_N == 0 && (BLOCK_M <= MASK_TILE || BLOCK_M == 2 * MASK_TILE));
@@ -50,7 +51,8 @@ struct KeyBlockIterator {
   }
 };
 
-// The query tiles of a block of keys for one query head, 64 queries each: a range, or entries of a list.
+// The query tiles of a block of keys for one query head, 64 queries each: a range, or entries of a
+// list.
 template <int BLOCK_N>
 struct QueryBlockIterator {
   static constexpr bool PAIRS = BLOCK_N > MASK_TILE;

@@ -1,5 +1,5 @@
-// Shared memory of the mma.sync and fp32 backward kernels: addresses of the tiles, and the copies of
-// Q, dO, K, V, lse and delta. s is the number of a stage.
+// Shared memory of the mma.sync and fp32 backward kernels: addresses of the tiles, and the copies
+// of Q, dO, K, V, lse and delta. s is the number of a stage.
 #pragma once
 
 #include "core/blocks.cuh"

@@ -69,8 +69,8 @@ struct DecodeParams {
   Divisor by_group, by_tiles;  // filled in at the launch
 };
 
-// Arguments for latent keys in tiles of 64 rows. If there are few work tiles, P of all their tiles of
-// keys may be stored (sm90/mla/values.cuh).
+// Arguments for latent keys in tiles of 64 rows. If there are few work tiles, P of all their tiles
+// of keys may be stored (sm90/mla/values.cuh).
 struct LatentParams : DecodeParams {
   int few_key_blocks;  // P is stored for at most this many; 0: never
   uint16_t* weights;   // [2 * few_key_blocks] tiles of P, as panels of 64 columns

@@ -67,7 +67,8 @@ __device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint32_t key0, u
   }
 }
 
-// Exchanges halves of a lane's numbers for 16 x 16 scores of S^T with lane ^ 4: see above. odd: the lane's key.
+// Exchanges halves of a lane's numbers for 16 x 16 scores of S^T with lane ^ 4: see above. odd: the
+// lane's key.
 __device__ __forceinline__ void exchange_halves(uint32_t (&words)[4], bool odd) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {  // keys 8 * h + lane / 4: {first query, the one 8 behind}
@@ -82,9 +83,9 @@ __device__ __forceinline__ void exchange_halves(uint32_t (&words)[4], bool odd) 
   words[2] = kept;
 }
 
-// Gives 16 bits to each score of MT tiles of 16 x 16, as to_a_operand() orders them: {(row, column), (row,
-// column + 1)} of rows lane / 4 + {0, 8} and columns lane % 4 * 2 + {0, 8}. Rows are queries; TRANSPOSED,
-// keys.
+// Gives 16 bits to each score of MT tiles of 16 x 16, as to_a_operand() orders them: {(row,
+// column), (row, column + 1)} of rows lane / 4 + {0, 8} and columns lane % 4 * 2 + {0, 8}. Rows are
+// queries; TRANSPOSED, keys.
 template <bool TRANSPOSED, int MT>
 __device__ __forceinline__ void draw(uint32_t (&x)[MT][4], const DropoutParams& p,
                                      const DropoutPlace& at) {
@@ -141,7 +142,8 @@ __device__ __forceinline__ void drop_operand(uint32_t (&a)[MT][4], const Dropout
   }
 }
 
-// Calls each(m, n, i, kept) for all scores of a warp's fragments. Rows are queries; TRANSPOSED, keys.
+// Calls each(m, n, i, kept) for all scores of a warp's fragments. Rows are queries; TRANSPOSED,
+// keys.
 template <bool TRANSPOSED, int MT, int NT, class Each>
 __device__ __forceinline__ void for_scores_kept(const DropoutParams& p, const DropoutPlace& at,
                                                 const Each& each) {

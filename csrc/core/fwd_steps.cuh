@@ -44,8 +44,8 @@ __device__ __forceinline__ DropoutPlace dropout_place(const FwdParams& p, int bl
 }
 
 // Applies soft cap, ALiBi, the bias (fp32 only) and the mask to a warp's scores S = Q @ K(j).T.
-// row0, key: the warp's first query and first key in the tile. ALWAYS: also called for blocks without
-// a mask.
+// row0, key: the warp's first query and first key in the tile. ALWAYS: also called for blocks
+// without a mask.
 template <Tanh TANH, class T, bool ALWAYS, template <int, int> class Work, int BLOCK_M, int BLOCK_N,
           int MT, int NT>
 __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const FwdParams& p,

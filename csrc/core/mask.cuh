@@ -1,6 +1,6 @@
-// Finds the keys that a query, or a few queries together, see. Fully masked tiles are skipped, and fully
-// visible tiles need no test. In the other tiles each score is tested against words of 32 bits, one
-// per key.
+// Finds the keys that a query, or a few queries together, see. Fully masked tiles are skipped, and
+// fully visible tiles need no test. In the other tiles each score is tested against words of 32
+// bits, one per key.
 //
 // The kind of mask is a run-time value, tested once per tile, never per element.
 #pragma once

@@ -4,7 +4,8 @@
 //
 // Grid      x = query tile, head and batch entry, as in the forward.
 // Block     4 warps, each owning ROWS queries of a tile, and 64 keys at a time.
-// Shared    2 stages of 64 columns of Q and K. If the stages hold all columns of Q, Q is copied once.
+// Shared    2 stages of 64 columns of Q and K. If the stages hold all columns of Q, Q is copied
+//           once.
 #pragma once
 
 #include "core/config.h"

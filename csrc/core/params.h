@@ -42,7 +42,8 @@ FLASH_DIST_HOST_DEVICE inline bool is_few_queries(int seqlen_q, int seqlen_k) {
   return seqlen_q <= (seqlen_k >= MORE_KEYS ? MORE_QUERIES : FEW_QUERIES) && seqlen_k >= MANY_KEYS;
 }
 
-// Codes of a list entry, for a tile of 64 queries and 64 keys. A code >= 0 is the index of its bits.
+// Codes of a list entry, for a tile of 64 queries and 64 keys. A code >= 0 is the index of its
+// bits.
 constexpr int TILE_FULL = -1;
 constexpr int TILE_EMPTY = -2;
 constexpr int TILE_ROWS = -3;  // test each query's key range

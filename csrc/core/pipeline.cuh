@@ -1,4 +1,5 @@
-// A loop with a ring of shared-memory stages: while item i is computed, item i + STAGES - 1 is copied.
+// A loop with a ring of shared-memory stages: while item i is computed, item i + STAGES - 1 is
+// copied.
 #pragma once
 
 #include "ptx/copy.cuh"

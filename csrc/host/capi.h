@@ -29,8 +29,8 @@ struct BwdOptions {
 KERNEL_API int flash_dist_fwd(const flash_dist::Call* call, const flash_dist::FwdParams* params,
                               flash_dist::Allocate allocate, void* context);
 
-// Like flash_dist_fwd, with the same bits, and finds the largest visible score of each head, without
-// sinks. max_logit: [num_heads_q], which the caller has set to -inf.
+// Like flash_dist_fwd, with the same bits, and finds the largest visible score of each head,
+// without sinks. max_logit: [num_heads_q], which the caller has set to -inf.
 KERNEL_API int flash_dist_fwd_max_logit(const flash_dist::Call* call,
                                         const flash_dist::FwdParams* params, float* max_logit,
                                         flash_dist::Allocate allocate, void* context);

@@ -1,4 +1,5 @@
-// The mma.sync kernels with dropout. Options are switches at run time, so that there are few kernels.
+// The mma.sync kernels with dropout. Options are switches at run time, so that there are few
+// kernels.
 #pragma once
 
 #include "dropout_plans.h"

@@ -1,4 +1,5 @@
-// Arithmetic and comparisons of pairs of 16-bit elements in one register (sm_90 and newer), and loads of constants.
+// Arithmetic and comparisons of pairs of 16-bit elements in one register (sm_90 and newer), and
+// loads of constants.
 #pragma once
 
 #include <type_traits>

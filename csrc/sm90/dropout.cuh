@@ -1,5 +1,5 @@
-// Dropout in the Hopper kernels, with the numbers of core/dropout.cuh. Values that are the same in all
-// lanes of a warp are in its uniform registers.
+// Dropout in the Hopper kernels, with the numbers of core/dropout.cuh. Values that are the same in
+// all lanes of a warp are in its uniform registers.
 #pragma once
 
 #include "core/dropout.cuh"

@@ -40,7 +40,8 @@ using DkSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM / 8 / Config::SPLI
 template <class Config>
 using DvSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
 
-// YES, NO: calls with and without soft cap or ALiBi (core/scores.cuh). MAYBE: known at run time. A step compiled for YES needs more registers, so it unrolls its products less.
+// YES, NO: calls with and without soft cap or ALiBi (core/scores.cuh). MAYBE: known at run time. A
+// step compiled for YES needs more registers, so it unrolls its products less.
 enum class ScoreMod { NO, YES, MAYBE };
 
 // A stage of queries, multiplied with the warp's keys.

@@ -34,26 +34,26 @@ struct DqSm90Params {
   BwdParams p;
 };
 
-// The configuration of a plan from kernels.toml, for PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a
-// soft cap or ALiBi.
+// The configuration of a plan from kernels.toml, for PLAN KB of shared memory. HAS_SCORE_MOD: the
+// kernel serves calls with a soft cap or ALiBi.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
           bool HAS_SCORE_MOD_>
 struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
   using Params = std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 keys; one loads
-  static constexpr int BLOCK_M = MASK_TILE;              // queries of a stage
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 keys; one more loads
+  static constexpr int BLOCK_M = MASK_TILE;              // queries per stage
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int CLUSTER = Plan::CLUSTER;  // blocks that share these keys, 1 or 2
-  // setmaxnreg: what 64 K registers leave of a block's launch to each role
+  // Registers of each role, for setmaxnreg. Those of all warps must fit into 64 K registers.
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = 240;
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
-  // How many of S^T and dP^T a warpgroup of keys has registers for, beside its sums.
+  // Number of S^T and dP^T for which a warpgroup of keys has registers beside its sums.
   static constexpr int SCORES_AT_A_TIME = HAS_SCORE_MOD && HEAD_DIM > 96 ? 1 : 2;
 
   using KTile = Panels<BLOCK_N>;
@@ -66,8 +66,8 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(1024) uint8_t dout[V_PANELS * QTile::BYTES];
   };
   struct SmemOfOne {
-    alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // later the stage of dK
-    alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // later the stage of dV
+    alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // stages dK at the end
+    alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // stages dV at the end
     Stage stage[Plan::STAGES];
     alignas(16) float lse_log2[Plan::STAGES][BLOCK_M];
     alignas(16) float delta[Plan::STAGES][BLOCK_M];
@@ -75,28 +75,28 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     DkdvSm90Work work;
     uint64_t keys_full;
     StageBarriers<Plan::STAGES> barriers;
-    __device__ SmemOfOne() = delete;  // laid over shared memory, never made
+    __device__ SmemOfOne() = delete;  // overlaid on shared memory, never constructed
   };
 
-  // A pair's blocks have the same, though only the second one finds P^T in its slots.
+  // Both blocks of a pair have this layout, but only the second block receives P^T in its slots.
   static constexpr int SLOTS = 2;
   static constexpr int WARPS_THAT_COMPUTE = CONSUMERS * WARPS_OF_GROUP;
   static constexpr int WARP_SLOT_BYTES = 16 * BLOCK_M * 2;
   struct Exchange {
     alignas(128) uint8_t probabilities[SLOTS][WARPS_THAT_COMPUTE][WARP_SLOT_BYTES];
-    uint64_t full[SLOTS][WARPS_THAT_COMPUTE];   // of the second block
-    uint64_t empty[SLOTS][WARPS_THAT_COMPUTE];  // of the first
+    uint64_t full[SLOTS][WARPS_THAT_COMPUTE];   // used in the second block
+    uint64_t empty[SLOTS][WARPS_THAT_COMPUTE];  // used in the first block
   };
   struct SmemOfPair {
-    alignas(1024) uint8_t keys[PANELS * KTile::BYTES];  // K, or V; later the stage of dV, or dK
+    alignas(1024) uint8_t keys[PANELS * KTile::BYTES];  // K or V; stages dV or dK at the end
     Stage stage[Plan::STAGES];
     Exchange exchange;
     alignas(16) float statistics[Plan::STAGES][BLOCK_M];  // lse in base 2, or delta
     DkdvItem item[2 * Plan::STAGES];
     DkdvSm90Work work;
     uint64_t keys_full;
-    StageBarriers<Plan::STAGES> first, second;  // of the tile of the first product, and the other
-    __device__ SmemOfPair() = delete;           // laid over shared memory, never made
+    StageBarriers<Plan::STAGES> first, second;  // of the operands of both products
+    __device__ SmemOfPair() = delete;           // overlaid on shared memory, never constructed
   };
   using Smem = std::conditional_t<CLUSTER == 1, SmemOfOne, SmemOfPair>;
   static constexpr int SMEM_BYTES = sizeof(Smem);
@@ -111,7 +111,7 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DkdvScoredSm90Config : DkdvSm90ConfigOf<DkdvScoredSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>,
                                                Target, T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
 
-// The configuration of the fused kernel; as above.
+// The configuration of the fused kernel, with parameters as above.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
           bool HAS_SCORE_MOD_, bool DROPS_ = false, bool HAS_BIAS_ = false>
 struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
@@ -128,14 +128,15 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_M = MASK_TILE;
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
-  // Whether the warpgroups of keys multiply for dQ, too: their sums leave no registers for another one.
+  // True if the warpgroups of keys also compute dQ, because their sums leave no registers for a
+  // warpgroup of dQ.
   static constexpr bool KEYS_MULTIPLY = HEAD_DIM + HEAD_DIM_V > 256;
   static_assert(!DROPS || !KEYS_MULTIPLY, "dV is added behind dS, for which P^T has marks");
   static constexpr int WARPGROUPS = CONSUMERS + (KEYS_MULTIPLY ? 1 : 2);  // one loads
   static_assert(Plan::WARPS == WARPGROUPS * WARPS_OF_GROUP);
-  // How many of S^T and dP^T a warpgroup of keys has registers for, beside its sums.
+  // Number of S^T and dP^T for which a warpgroup of keys has registers beside its sums.
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
-  // Whether K and V stay in registers, as A operands, so that the products read less shared memory.
+  // True if K and V stay in registers as A operands, so that the products read less shared memory.
   static constexpr bool KEYS_IN_REGISTERS =
       HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD && !HAS_BIAS;
   static constexpr int LOADER_REGISTERS = KEYS_MULTIPLY ? 24 : 32;
@@ -148,21 +149,21 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int DS_STAGES = Plan::DS_STAGES;
   static constexpr int DQ_STAGES = Plan::DQ_STAGES;
   static_assert(!KEYS_MULTIPLY || (DS_STAGES == 1 && DQ_STAGES == 1));
-  // Threads that store dQ: one for each stage, or two for the only one. NOTE: no more: one that waits for
-  // dq_read would take a phase for the one two before it.
+  // Threads that store dQ: one per stage, or two for the only stage. NOTE: not three for one stage:
+  // a thread that waits for dq_read cannot tell a phase from the one two phases earlier.
   static constexpr int DQ_THREADS = KEYS_MULTIPLY ? 2 : DQ_STAGES;
   static_assert(DQ_THREADS < WARPS_OF_GROUP, "each has a warp beside the one that loads");
-  // Each has an item under way, and describes its next one.
+  // Each of these threads works on one item, and describes its next one.
   static constexpr int DQ_ITEMS = DQ_THREADS == 2 ? 4 : 8;
   static_assert(DQ_ITEMS >= 2 * DQ_THREADS);
 
   using KTile = Panels<BLOCK_N>;
   using QTile = Panels<BLOCK_M>;
-  using DsTile = Panels<BLOCK_N>;  // dS^T of a stage: a row is a key
+  using DsTile = Panels<BLOCK_N>;  // dS^T of a stage; a row is a key
   using DqTile = Panels<BLOCK_M>;  // dQ of a stage, rounded
   static constexpr int PANELS = KTile::count(HEAD_DIM);
   static constexpr int V_PANELS = KTile::count(HEAD_DIM_V);
-  static constexpr int DQ_FLOATS = BLOCK_M * HEAD_DIM;  // of a tile
+  static constexpr int DQ_FLOATS = BLOCK_M * HEAD_DIM;  // per tile
   static constexpr int DQ_BYTES = DQ_FLOATS * sizeof(float);
 
   struct Stage {
@@ -170,8 +171,8 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(1024) uint8_t dout[V_PANELS * QTile::BYTES];
   };
   struct Smem {
-    alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // later the stage of dK
-    alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // later the stage of dV
+    alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // stages dK at the end
+    alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // stages dV at the end
     Stage stage[Plan::STAGES];
     alignas(1024) uint8_t ds[DS_STAGES][DsTile::count(BLOCK_M) * DsTile::BYTES];
     alignas(1024) uint8_t dq[DQ_STAGES][DQ_BYTES];
@@ -185,8 +186,8 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     uint64_t described[DQ_ITEMS];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
     uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];
-    uint64_t dq_read;            // of the only stage
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    uint64_t dq_read;            // the only stage of dQ was read
+    __device__ Smem() = delete;  // overlaid on shared memory, never constructed
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
@@ -204,7 +205,7 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DqGemmSm90Config
     : Config<DqGemmSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DqGemmSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one more loads
   static constexpr int BLOCK_M = CONSUMERS * DS_TILE;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int LOADER_REGISTERS = 40;
@@ -212,18 +213,18 @@ struct DqGemmSm90Config
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
-  using Tile = Panels<DS_TILE>;  // of keys; later one of each warpgroup's queries
+  using Tile = Panels<DS_TILE>;  // of keys; at the end, of a warpgroup's queries
   static constexpr int PANELS = Tile::count(HEAD_DIM);
   static constexpr int TILE_BYTES = PANELS * Tile::BYTES;
   static_assert(Plan::STAGES >= CONSUMERS, "the stages of K become those of dQ");
 
   struct Smem {
-    alignas(1024) uint8_t k[Plan::STAGES][TILE_BYTES];  // later the stages of dQ
+    alignas(1024) uint8_t k[Plan::STAGES][TILE_BYTES];  // stages dQ at the end
     alignas(128) uint8_t ds[Plan::STAGES][CONSUMERS][DS_TILE_BYTES];
     DqSm90Item item[Plan::STAGES];
     DqSm90Work<BLOCK_M> work;
     StageBarriers<Plan::STAGES> barriers;
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // overlaid on shared memory, never constructed
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));

@@ -405,8 +405,8 @@ struct DkdvOfPair {
         }
       }
     }
-    // NOTE: the loads must have returned before the slot is released: the other block may write there
-    // a few hundred clocks later.
+    // NOTE: the loads must have returned before the slot is released: the other block may write
+    // there a few hundred clocks later.
     hold(x.x[0]);
     __syncwarp();
     if (fresh_thread() % 32 == 0) {

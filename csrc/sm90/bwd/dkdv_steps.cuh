@@ -96,8 +96,8 @@ struct DkdvSm90Steps {
     if (known != nullptr) item.known = *known;
   }
 
-  // Loads Q, dO, lse and delta of the item at the cursor. Without ARRIVES, the caller arrives at the
-  // stage's barrier.
+  // Loads Q, dO, lse and delta of the item at the cursor. Without ARRIVES, the caller arrives at
+  // the stage's barrier.
   template <bool ARRIVES = true>
   __device__ __forceinline__ void load_queries(const Cursor& cursor, int s) const {
     const int row0 = cursor.row0();

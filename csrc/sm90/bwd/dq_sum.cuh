@@ -1,5 +1,5 @@
-// The part of dQ that a block of the fused kernel computes, for a query tile and the block's keys, and
-// its addition to the sum over all key blocks.
+// The part of dQ that a block of the fused kernel computes, for a query tile and the block's keys,
+// and its addition to the sum over all key blocks.
 #pragma once
 
 #include "core/ds_scale.h"

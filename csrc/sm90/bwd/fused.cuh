@@ -1,47 +1,51 @@
-// dQ, dK and dV on Hopper in one kernel: dS never leaves the multiprocessor. dK and dV as in
-// dkdv.cuh: a block owns its keys. Each block computes a part of dQ; a semaphore per query tile orders
-// the blocks that add theirs.
+// dQ, dK and dV on Hopper in one kernel: dS never leaves the multiprocessor. As in dkdv.cuh, a
+// block owns its keys and computes their dK and dV. It also computes a part of dQ. A semaphore per
+// query tile orders the blocks that add their parts.
 //
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q        dQ = dS @ K
 //
-// Grid      x = a block for each key tile of each (batch, kv head) pair of the chunk, group split and
-//           query split. A tile scheduler, an atomic counter, gives each block its tile.
-// Block     Warpgroup 0: a thread loads, and a thread of each other warp stores dQ to global memory.
-//           Each describes the items of its own work, since one thread would be too slow for all.
-//           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh). At head_dim
-//           192/128 no registers are left for it: 1 and 2 compute half of the columns of dQ each.
-// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta,
-//           DS_STAGES of dS^T, DQ_STAGES of dQ.
-// Pipeline  The block's query tiles, for every query head of the split: head by head in ascending
-//           order; or, where the first keys come first, tiles in descending order, all heads of a tile
-//           before the next tile. This is the order of summation of dK and dV. If the registers hold
-//           both products of scores, dP^T is computed while P^T is, and dV while dS^T is. No warpgroup
-//           of keys waits for the other, so that one multiplies while the other takes exponentials;
-//           but at 192/128, where each reads all of dS^T behind its dK.
+// Grid      x = one block for each key tile of each (batch, kv head) pair of the chunk, group split
+//           and query split. A tile scheduler, an atomic counter, gives each block its tile.
+// Block     Warpgroup 0: one thread loads, and threads of other warps store dQ to global memory.
+//           Each describes the items of its own work, because one thread would be too slow for all.
+//           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh). At
+//           head_dim 192/128 there are no registers for warpgroup 3: warpgroups 1 and 2 then
+//           compute half of the columns of dQ each.
+// Shared    K and V for the block's lifetime, STAGES stages of Q, dO, lse and delta, DS_STAGES of
+//           dS^T, DQ_STAGES of dQ.
+// Pipeline  The block's query tiles, for every query head of the split: head by head, the tiles of
+//           a head in ascending order. If the first keys come first: tiles in descending order, all
+//           heads of a tile before the next tile. This is the order of summation of dK and dV. If
+//           the registers hold both products of scores, dP^T is computed while P^T is, and dV while
+//           dS^T is. The warpgroups of keys do not wait for each other, so that one multiplies
+//           while the other computes exponentials. The exception is 192/128, where each reads all
+//           of dS^T after its dK.
 //
-// Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
-//           first, or from the first to the last (BwdParams::first_keys_first), in fp32 in global
-//           memory, in the order of the registers of warpgroup 3. The first block stores its part,
-//           those between add theirs, the last adds the sum to its part, and scales, rounds and
-//           writes dQ. The semaphore of a tile counts the blocks that are done with it. find_order()
-//           gives the blocks that see a tile the numbers 0, 1, 2, ... without a gap. Queries that no
-//           block sees are set to zero by the block of the first keys.
+// Order     The dQ of a query tile is summed over the key blocks that see the tile, from the last
+//           keys to the first, or from the first to the last (BwdParams::first_keys_first). The sum
+//           is in fp32 in global memory, in the order of the registers of warpgroup 3. The first
+//           block stores its part, and the next blocks add theirs. The last block adds the sum to
+//           its part, scales and rounds it, and writes dQ. The semaphore of a tile counts the
+//           blocks that are done with the tile. find_order() numbers the blocks that see a tile 0,
+//           1, 2, ... without a gap. Queries that no block sees are set to zero by the block of the
+//           first keys.
 //
-// Which     Under a causal mask the first keys are visible to the most queries. With the last keys
-//           first, a round's blocks begin at once, each at the queries of its keys; but the longest
-//           blocks begin last, and the blocks of each round begin further apart than those of the
-//           round before, in the end further than L2 reaches. With the first keys first, all begin at
-//           the last queries, wait for each other's semaphores in the first round, and stay a step
-//           apart, however long the sequence is; blocks that end are followed by shorter ones.
+// Choice    Of the order: under a causal mask the first keys are visible to the most queries. With
+//           the last keys first, the blocks of a round begin at once, each at the queries of its
+//           keys. But the longest blocks begin last, and in each round the blocks begin at queries
+//           further apart than in the round before, at the end further than L2 reaches. With the
+//           first keys first, all blocks begin at the last queries, wait for each other's
+//           semaphores in the first round, and then stay one step apart, however long the sequence
+//           is. Blocks that end are followed by shorter ones.
 //
 // No deadlock: a block waits only for blocks of its own group (pair, group split, query split) that
-// come earlier in the order. The tile scheduler goes through a group in that order, so these blocks
-// have smaller numbers: they run or have run, whatever the mask and in whatever order the hardware
-// starts blocks. The block of the smallest number that has not ended waits for nobody. Within a block
-// all roles pass the stages of a ring on in the order of items. NOTE: the order follows from the
-// mask's arrays and cu_seqlens, which each block reads for itself: if they were written to meanwhile,
-// blocks might wait for ever.
+// come earlier in the order. The tile scheduler assigns the tiles of a group in that order, so
+// these blocks have smaller numbers: they run or have run, whatever the mask is, and in whatever
+// order the hardware starts blocks. The block with the smallest number that has not ended waits for
+// no block. Within a block, all roles pass on the stages of a ring in the order of items. NOTE: the
+// order follows from the mask's arrays and cu_seqlens, which each block reads itself. If they
+// change meanwhile, blocks may wait forever.
 #pragma once
 
 #include "core/uncovered.cuh"
@@ -76,20 +80,20 @@ struct FusedSm90 {
   using Half = DqHalf<Config>;
   using Keys = uint32_t[Config::KEYS_IN_REGISTERS ? HEAD_DIM / 16 : 1][4];  // A operands
 
-  // Barriers beside those of sm90/stages.cuh, whose last is of warpgroup 3.
+  // Barriers in addition to those of sm90/stages.cuh, the last of which belongs to warpgroup 3.
   enum KeyBarrier : int { KEYS_CLEARED = ONE_CONSUMER + 3, KEYS_READ, APART };
   static constexpr int KEY_READERS = (Config::WARPGROUPS - 1) * WARPGROUP;
   static constexpr int DQ_WARPS = (Config::KEYS_MULTIPLY ? Config::CONSUMERS : 1) * WARPS_OF_GROUP;
 
-  // In fp16, P^T from which dS^T is made after it was rounded is 2^8 P^T: below 2^-14 P would lose
-  // bits, and dS with it. dV and dS are scaled back.
+  // In fp16, if dS^T is computed from rounded numbers, these are 2^8 times as large: below 2^-14
+  // they, and with them dS, would lose bits. dV and dS are scaled back.
   static constexpr int SHIFT =
       (Config::SCORES_AT_A_TIME == 1 || Config::HAS_SCORE_MOD) && std::is_same_v<T, Fp16>
           ? 8
-          : 0;  // of P^T, log2
+          : 0;  // log2 of the factor
   static constexpr float BACK = 1.0f / (1 << SHIFT);
 
-  // Statistics of a stage read at once, while products are under way, if there are registers for it.
+  // All statistics of a stage, read while products run, if there are registers for them.
   struct EarlyStatistics {
     typename Steps::Statistics x;
     __device__ __forceinline__ explicit EarlyStatistics(const StageStatistics& from) {
@@ -124,7 +128,7 @@ struct FusedSm90 {
     if constexpr (Config::KEYS_MULTIPLY) mbarrier_init(shared_address(&smem.dq_read), 1);
   }
 
-  // Loads, in one thread, and describes each item while its copies are under way.
+  // Loads the block's tiles in one thread, and describes each item while its copies are in flight.
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
     steps.load_keys();
@@ -141,8 +145,9 @@ struct FusedSm90 {
     }
   }
 
-  // Stores dQ, in one thread of warp number `warp`, which has a stage of it, or takes turns at the only
-  // one. Arrives at `ready` when a part of dQ may be written to the stage, or the sum read from it.
+  // Stores dQ in one thread of warp number `warp`. The thread has its own stage of dQ, or shares
+  // the only stage with another thread. Arrives at `ready` when a part of dQ may be written to the
+  // stage, or the sum may be read from it.
   __device__ __forceinline__ void store_dq(int warp) const {
     constexpr bool TAKES_TURNS = Config::DQ_THREADS > Config::DQ_STAGES;
     const int number = TAKES_TURNS ? 0 : warp;
@@ -164,9 +169,9 @@ struct FusedSm90 {
         if (i > 0) mbarrier_wait(shared_address(&smem.dq_read), (i - 1) % 2);
       }
       if (!takes) mbarrier_arrive(ready);
-      // While dQ is computed:
+      // Describe the next item while dQ is computed.
       if (i + Config::DQ_THREADS < work.items) describe_dq(i + Config::DQ_THREADS);
-      if constexpr (TAKES_TURNS) {  // read anew: in registers meanwhile, they would be spilled
+      if constexpr (TAKES_TURNS) {  // read again: kept in registers, they would be spilled
         order = item.order;
         tile = item.tile;
         takes = order.is_last && order.before > 0;
@@ -195,7 +200,7 @@ struct FusedSm90 {
     }
   }
 
-  // Computes, in a warpgroup of 64 keys.
+  // Computes dK and dV, in a warpgroup of 64 keys.
   __device__ __forceinline__ void compute() const {
     DkSum dk;
     DvSum dv;
@@ -215,7 +220,8 @@ struct FusedSm90 {
     barrier_sync(KEYS_CLEARED, KEY_READERS);
     Gradients place;
     int dq_stage = 0, dq_parity = 0;
-    // NOTE: the number of items is read anew: in a register throughout the loop, it would be spilled.
+    // NOTE: the number of items is read again in each step: kept in a register, it would be
+    // spilled.
 #pragma unroll 1
     for (; static_cast<int>(place.passed) < work.items; place.advance()) {
       mbarrier_wait(shared_address(&smem.ds_full[place.stage()]), place.parity());
@@ -251,7 +257,7 @@ struct FusedSm90 {
     if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
   }
 
-  // Tiles of a head in dq_accum, which has room for whole tiles of 128 queries.
+  // Number of tiles of a head in dq_accum, which pads a head to complete tiles of 128 queries.
   __device__ __forceinline__ int tiles_per_head() const {
     return (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
            (STATISTICS_ALIGNMENT / BLOCK_M);
@@ -267,7 +273,7 @@ struct FusedSm90 {
     item.code[1] = tile_code(p, work, item, 1);
   }
 
-  // Describes an item for dQ.
+  // Describes item `number` for the computation of dQ.
   __device__ __forceinline__ void describe_dq(int number) const {
     const FusedCursor<Config> cursor(p, work, number);
     DqItem& item = smem.dq_item[number % Config::DQ_ITEMS];
@@ -290,15 +296,16 @@ struct FusedSm90 {
     fence_proxy_async_global();
   }
 
-  // Constants of a thread of a warpgroup of keys. NOTE: computed once, and `half` by a shuffle, which
-  // tells the compiler that it is the same throughout a warp: it keeps what follows from it in
-  // uniform registers, and no instructions that fetch matrix descriptors come between the products.
+  // Constants of a thread of a warpgroup of keys. NOTE: they are computed once. `half` comes from a
+  // shuffle, which tells the compiler that all lanes have the same value. The compiler then keeps
+  // derived values in uniform registers, and puts no loads of matrix descriptors between the
+  // products.
   struct Thread {
-    int half;            // of the block's keys: the warpgroup's
-    bool elected;        // arrives for its warp
-    uint32_t statistic;  // offset of the first of its queries' statistics
-    uint32_t gradient;   // offset of the first of its rows of dS^T that a warp stores at a time
-    Keys k, v;           // its rows of K and V, if these stay in registers
+    int half;            // this warpgroup's half of the block's keys
+    bool elected;        // this thread arrives for its warp
+    uint32_t statistic;  // offset of this thread's first statistic
+    uint32_t gradient;   // offset of the row that this lane addresses in stores of dS^T
+    Keys k, v;           // rows of K and V, if these stay in registers
 
     __device__ __forceinline__ explicit Thread(const Smem& smem)
         : half(__shfl_sync(0xffffffffu, consumer(), 0)),
@@ -316,7 +323,7 @@ struct FusedSm90 {
         }
       }
     }
-    // The warpgroup's rows of K or V.
+    // Returns the address of the warpgroup's rows of K or V.
     __device__ __forceinline__ uint32_t rows_of(const uint8_t* tile) const {
       return shared_address(tile) + half * KEYS * KTile::ROW_BYTES;
     }
@@ -354,7 +361,8 @@ struct FusedSm90 {
         release(thread, stages);
       }
     } else {
-      // NOTE: a thread's constants are computed anew: what follows from them would stay in registers.
+      // NOTE: a thread's constants are computed again in each step. Otherwise values derived from
+      // them would occupy registers.
 #pragma unroll 1
       for (; static_cast<int>(stages.passed) < work.items; stages.advance()) {
         step(dk, dv, make_thread(), stages);
@@ -364,13 +372,13 @@ struct FusedSm90 {
     barrier_sync(KEYS_READ, KEY_READERS);
   }
 
-  // Tells that this warp has read a stage of queries.
+  // Reports that this warp has read a stage of queries.
   __device__ __forceinline__ void release(const Thread& thread, const Stages& stages) const {
     __syncwarp();
     if (thread.elected) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
   }
 
-  // Goes through a stage.
+  // Adds a stage to the sums, unless all of its scores are masked.
   __device__ __forceinline__ void step(DkSum& dk, DvSum& dv, const OwnThread& thread,
                                        const Stages& stages) const {
     smem.barriers.wait_for_data(stages);
@@ -392,8 +400,8 @@ struct FusedSm90 {
     }
   }
 
-  // Computes this warpgroup's half of dQ, behind the product that is under way, and leaves it to
-  // hand_over(). after(): once that one has been computed.
+  // Computes this warpgroup's half of the columns of dQ, after the product that is in flight, and
+  // calls after() once that product is complete. hand_over() reports the half of dQ.
   template <class After>
   __device__ __forceinline__ void sum_half(const Thread& thread, const Gradients& place,
                                            const After& after) const {
@@ -427,22 +435,23 @@ struct FusedSm90 {
       finish(rest, columns.rest_of_stage(stage), item, columns.rest());
     }
   }
-  // Writes columns of dQ, of which the stage has the other blocks' sum.
+  // Writes columns of dQ. The stage holds the sum of earlier blocks, if there are any.
   template <class Columns>
   __device__ __forceinline__ void finish(Columns& columns, uint32_t stage, const DqItem& item,
                                          int column) const {
     if (item.order.before > 0) columns.add(stage);
     columns.finish(stage, p.softmax_scale, DqRows(p, work, item), column);
   }
-  // Tells that this warp has written its part of dQ, or read the sum: in the step that follows, once
-  // that has begun to multiply.
+  // Reports that this warp has written its part of dQ, or has read the sum. Called in the next
+  // step, after the first product of that step was issued.
   __device__ __forceinline__ void hand_over() const {
     fence_proxy_async();
     arrive_with_warp(smem.dq_done[0]);
   }
 
-  // Delays the second warpgroup of keys, where one product of scores is computed at a time, until the
-  // first one has taken its first exponentials: from then on one multiplies while the other does so.
+  // If one product of scores is computed at a time: delays the second warpgroup of keys until the
+  // first one has computed its first exponentials. From then on, one multiplies while the other
+  // computes exponentials.
   __device__ __forceinline__ static void stagger(const Thread& thread, int half) {
     if (Config::SCORES_AT_A_TIME == 2 || thread.half != half) return;
     constexpr int THREADS = Config::CONSUMERS * WARPGROUP;
@@ -453,7 +462,7 @@ struct FusedSm90 {
     }
   }
 
-  // Adds a stage to the sums of dK and dV, and leaves dS^T for dQ.
+  // Adds a stage to the sums of dK and dV, and stores dS^T for dQ.
   __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, const OwnThread& thread,
                                       const Stages& stages, const FusedItem& item, int code) const {
     const int s = stages.stage();
@@ -462,7 +471,7 @@ struct FusedSm90 {
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
-    Fragments products;  // with soft cap or ALiBi: what dS^T is made of
+    Fragments products;  // with soft cap or ALiBi: factors of dS^T
     const StageStatistics lse{smem.lse_log2[s], thread.statistic},
         delta{smem.delta[s], thread.statistic};
     const float slope = steps.slope_of(item);
@@ -527,7 +536,7 @@ struct FusedSm90 {
       if constexpr (Config::KEYS_MULTIPLY) Steps::issue_sum(dv, probabilities, dout);
       wgmma_wait<Config::KEYS_MULTIPLY ? 1 : 0>();
       hold(dst.x[0]);
-      // dS^T = P^T * (dP^T - delta), of P^T as it was rounded
+      // dS^T = P^T * (dP^T - delta), with rounded P^T
       if constexpr (Config::HAS_SCORE_MOD) {
         differentiate(dst, products, delta);
       } else {
@@ -562,7 +571,7 @@ struct FusedSm90 {
     }
   }
 
-  // The warpgroup's rows of K or V, in registers or at `rows`, by the rows of Q or dO.
+  // Issues the product of the warpgroup's rows of K or V, in registers or at `rows`, with Q or dO.
   template <int COLUMNS>
   __device__ __forceinline__ static void issue_scores(Scores& c, const Keys& a, uint32_t rows,
                                                       uint32_t queries) {
@@ -580,7 +589,7 @@ struct FusedSm90 {
     }
   }
 
-  // P (dP - delta) from TIMES P, whose sign is turned where it is dropped: there dP is 0.
+  // Returns P (dP - delta). weight: TIMES * P, negative if the weight is dropped; dP is then 0.
   template <int TIMES>
   __device__ __forceinline__ float differentiate_marked(float weight, float dp, float delta) const {
     constexpr float BACK_FROM = 1.0f / TIMES;
@@ -588,7 +597,7 @@ struct FusedSm90 {
     return fmaf(fmaxf(weight, 0.0f), scaled, -fabsf(weight) * (BACK_FROM * delta));
   }
 
-  // P^T (dP^T - delta) in the place of dP^T.
+  // Replaces dP^T by P^T (dP^T - delta).
   template <class Delta>
   __device__ __forceinline__ void differentiate(Scores& dst, const Scores& pt,
                                                 const Delta& delta) const {
@@ -607,7 +616,7 @@ struct FusedSm90 {
     }
   }
 
-  // The same of 2^SHIFT P^T as it was rounded.
+  // Does the same with rounded 2^SHIFT P^T.
   __device__ __forceinline__ void differentiate(Scores& dst, const Fragments& pt,
                                                 const StageStatistics& delta) const {
 #pragma unroll
@@ -647,7 +656,7 @@ struct FusedSm90 {
     }
   }
 
-  // Stores the zeros of dS^T where every score is masked.
+  // Stores zeros as dS^T of a stage whose scores are all masked.
   __device__ __forceinline__ void store_zeros(const Thread& thread, const Gradients& place) const {
     Fragments zeros;
 #pragma unroll
@@ -657,7 +666,7 @@ struct FusedSm90 {
     store_ds(zeros, thread, place);
   }
 
-  // Tells that this warp has stored its dS^T.
+  // Reports that this warp has stored its dS^T.
   __device__ __forceinline__ void arrive_ds(const Thread& thread, const Gradients& place) const {
     fence_proxy_async();
     __syncwarp();
@@ -665,7 +674,7 @@ struct FusedSm90 {
   }
 };
 
-// Writes zeros to dq of the queries that see no key. The block of the first keys does so.
+// Writes zeros to dq of the queries that see no key, in the block of the first keys.
 template <class Config>
 __device__ __forceinline__ void clear_masked_queries(const BwdParams& p, const DkdvBlock& block,
                                                      const Sequence& sequence) {
@@ -682,7 +691,7 @@ __device__ __forceinline__ void clear_masked_queries(const BwdParams& p, const D
   };
 #pragma unroll 1
   for (int i0 = threadIdx.x / 32 * 32; i0 < heads_per_split * tiles; i0 += Config::THREADS) {
-    // Each lane tests a tile, and all lanes write the rows of the fully masked ones.
+    // Each lane tests one tile. All lanes then write the rows of the fully masked tiles.
     const int own = i0 + lane;
     const bool exists = own < heads_per_split * tiles;
     const bool visible =
@@ -707,8 +716,8 @@ __device__ __forceinline__ void clear_masked_queries(const BwdParams& p, const D
   }
 }
 
-// Takes the query split of a block out of place.group, which is the group of its pair and group split
-// from then on. The last queries come first: under a causal mask they see the most keys.
+// Returns the query split of a block, and removes it from place.group, which then numbers the pair
+// and the group split. The last queries come first: under a causal mask they see the most keys.
 __device__ __forceinline__ int take_query_split(BlockPlace& place, const BwdParams& p) {
   const int groups = p.units * p.group_split;
   const int rank = place.group / groups;

@@ -1,10 +1,10 @@
-// The bias of the forward kernel for Hopper, from global memory to the scores: s * scale + bias, -inf where
-// the bias masks (core/bias.cuh).
+// The bias of the forward kernel for Hopper, from global memory to the scores: s * scale + bias,
+// and -inf where the bias masks (core/bias.cuh).
 //
-// A stage has two panels of 128 bytes for each query (core/panels.cuh): 128 keys of 16 bits, or 64 of
-// fp32. So a step takes one or two. The loading thread fills a ring of them by boxes, whose columns are 16
-// bits; where the queries share a row, each box has that one. A warp has the first stage in
-// registers before it waits for the scores.
+// A stage has two panels of 128 bytes for each query (core/panels.cuh): 128 keys of 16 bits, or 64
+// of fp32. So a step takes one stage or two. The loading thread fills a ring of stages by boxes of
+// 16-bit columns. If all queries share one row of the bias, a box has only that row. A warp loads
+// the first stage into registers before it waits for the scores.
 #pragma once
 
 #include "fwd_bias_plans.h"
@@ -27,11 +27,11 @@ struct FwdBiasSm90Config : FwdSm90ConfigOf<FwdBiasSm90Plan<HEAD_DIM, HEAD_DIM_V,
 template <class Config, bool IS_FP32>
 struct FwdBiasSm90Tiles : FwdSm90Tiles<Config, Config::BLOCK_N, KeySource::BOTH> {
   static constexpr bool BIAS_IS_FP32 = IS_FP32;
-  static constexpr int BIAS_PANEL = IS_FP32 ? 32 : 64;            // keys of a panel
-  static constexpr int BIAS_KEYS = 2 * BIAS_PANEL;                // of a stage
-  static constexpr int BIAS_PARTS = Config::BLOCK_N / BIAS_KEYS;  // stages of a step
+  static constexpr int BIAS_PANEL = IS_FP32 ? 32 : 64;            // keys per panel
+  static constexpr int BIAS_KEYS = 2 * BIAS_PANEL;                // keys per stage
+  static constexpr int BIAS_PARTS = Config::BLOCK_N / BIAS_KEYS;  // stages per step
   using Biases = Ring<Config::BIAS_STAGES>;
-  using BiasFragment = uint32_t[32];  // of a stage: 16-bit pairs, or fp32
+  using BiasFragment = uint32_t[32];  // one stage: 16-bit pairs, or fp32 numbers
   static_assert(Config::ONE_MAINLOOP && Config::BLOCK_N == 2 * MASK_TILE && Config::TAIL_N == 0);
 };
 
@@ -80,7 +80,7 @@ struct FwdSm90Bias {
   using Fragment = typename Tiles::BiasFragment;
   using T = typename Tiles::T;
   static constexpr bool IS_FP32 = Tiles::BIAS_IS_FP32;
-  static constexpr int TILES = Tiles::BIAS_PANEL / 8;  // of 8 keys, of a panel
+  static constexpr int TILES = Tiles::BIAS_PANEL / 8;  // tiles of 8 keys per panel
 
   const typename Tiles::Params& params;
   typename Tiles::Smem& smem;
@@ -106,8 +106,8 @@ struct FwdSm90Bias {
   }
 
  private:
-  // The index in a fragment. n: group of 8 keys; h: upper or lower 8 rows; e: column of a pair, for
-  // fp32.
+  // Returns the index in a fragment. n: group of 8 keys; h: upper or lower 8 rows; e: column of a
+  // pair, for fp32.
   __device__ __forceinline__ static constexpr int at(int n, int h, int e = 0) {
     return IS_FP32 ? (2 * n + h) * 2 + e : 2 * n + h;
   }

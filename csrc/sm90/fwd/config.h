@@ -96,7 +96,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int V_BYTES = V_PANELS * Panels<BLOCK_N>::BYTES;
 
   static constexpr int OUT_BYTES = V_PANELS * QPanels::BYTES;
-  static constexpr int BIAS_BYTES = 2 * QPanels::BYTES;  // of a stage
+  static constexpr int BIAS_BYTES = 2 * QPanels::BYTES;  // bytes per stage
   static constexpr int TILE_BYTES =
       Q_PANELS * QPanels::BYTES +
       Plan::STAGES * (K_BYTES<LONGEST_N> + V_BYTES<LONGEST_N>)+BIAS_STAGES * BIAS_BYTES;

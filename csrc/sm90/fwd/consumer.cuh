@@ -3,7 +3,8 @@
 //   S = Q @ K(last).T; P = softmax
 //   for j from the block before the last down to the first:
 //     issue S = Q @ K(j).T, then O += P @ V(j + 1)
-//     wait for S; soft cap, ALiBi, bias, mask; P = exp2(S - max), sums   while the second product runs
+//     wait for S
+//     while the second product runs: soft cap, ALiBi, bias, mask; P = exp2(S - max), sums
 //     wait for O; rescale it
 //   O += P @ V(first)
 #pragma once

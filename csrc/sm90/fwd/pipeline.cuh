@@ -35,8 +35,8 @@ struct FwdSm90Pipeline {
     float rescale[1][2];
     VisibleKeys<BLOCK_N, Tiles::SOURCE> visible;
     typename Tiles::BiasFragment bias;
-    // With FINDS_MAX_LOGIT. largest: the largest score that this lane compared. bound: a score that
-    // is larger than every known one exceeds it, times scale_log2.
+    // Used if FINDS_MAX_LOGIT. largest: the largest score that this lane has compared. bound: every
+    // score larger than all known ones, times scale_log2, exceeds this number.
     float largest, bound;
   };
 
@@ -186,7 +186,7 @@ struct FwdSm90Pipeline {
     wait_for_output(previous.stage());
   }
 
-  // The address of the head's largest score so far, times softmax_scale, over all warps.
+  // The address of the head's largest score so far over all warps, stored times softmax_scale.
   __device__ __forceinline__ float* max_logit() const { return params.max_logit + work.block.head; }
 
   // Returns max_logit in the unit of S * scale_log2, less a margin above all rounding errors.
@@ -364,7 +364,7 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // The P below which no score of row h can exceed the largest so far.
+  // Returns the P below which no score of row h can exceed the largest so far.
   __device__ __forceinline__ float least_probability(int h) const {
     return exp2_approx(f.bound - softmax.row_max[0][h] * scale_log2);
   }
@@ -407,10 +407,10 @@ struct FwdSm90Pipeline {
   }
 
   // Does the same, and compares the scores with the largest one if a rounded P may belong to a
-  // larger score. No P exceeds its sum: at head_dim 64 the sums are tested first. H200, 16384 keys,
-  // relative to a call without max_logit: head_dim 64 1.03 to 1.09, and 1.13 if each step tests P;
-  // head_dim 128 1.08, 1.07 to 1.09 with sums first, and 1.06 instead of 1.15 if scores are nearly
-  // equal.
+  // larger score. No P exceeds its sum, so at head_dim 64 the sums are tested first: with 16384
+  // keys on an H200, a call then takes 1.03 to 1.09 times as long as without max_logit, instead of
+  // 1.13. At head_dim 128, testing P in each step takes 1.08 times as long, which is similar, but
+  // 1.06 instead of 1.15 if all scores are nearly equal.
   __device__ __forceinline__ bool try_with_max_logit(Probabilities& next, int i, float (&sum)[2],
                                                      const float (&small)[2]) {
     const auto drop = drop_in(i);

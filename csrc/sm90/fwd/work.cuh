@@ -54,7 +54,7 @@ struct FwdSm90Work {
   __device__ __forceinline__ bool has_keys() const { return bounds.begin < bounds.end; }
 
  protected:
-  // Makes the compiler reload from shared memory what is read next.
+  // Makes the compiler read shared memory again from here on.
   __device__ __forceinline__ static void written() { asm volatile("" ::: "memory"); }
 
  private:

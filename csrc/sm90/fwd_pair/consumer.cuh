@@ -1,4 +1,5 @@
-// A consumer warpgroup of the forward kernel for pairs of blocks: it computes 64 queries of one tile.
+// A consumer warpgroup of the forward kernel for pairs of blocks: it computes 64 queries of one
+// tile.
 //
 //   S = Q @ K(0).T; P(0) = softmax; P(0) to the other block
 //   for each further pair of steps i:
@@ -152,7 +153,7 @@ class FwdPairConsumer {
     release();
   }
 
-  // O += P @ V                                              [64, SLICE] for each slice from BEGIN to END
+  // O += P @ V                                      [64, SLICE] for each slice from BEGIN to END
   template <int BEGIN, int END>
   __device__ __forceinline__ void issue_values(OutSlice (&o)[V_SLICES], Weights& p, int step) {
 #pragma unroll
@@ -171,8 +172,9 @@ class FwdPairConsumer {
       slices_.advance();
     }
   }
-  // Issues O += P @ V for block `rank`'s step of the last pair. NOTE: if the pair lacks that step, the
-  // slices belong to another step. They may hold an infinity, which gives NaN with a weight of 0.
+  // Issues O += P @ V for block `rank`'s step of the last pair. NOTE: if the pair lacks that step,
+  // the slices belong to another step. They may hold an infinity, which gives NaN with a weight of
+  // 0.
   __device__ __forceinline__ void issue_last_values(OutSlice (&o)[V_SLICES], Weights& p, int rank) {
     const StepPairs pairs{work_.bounds};
     const int last = pairs.count() - 1;

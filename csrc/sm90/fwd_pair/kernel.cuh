@@ -2,18 +2,20 @@
 // out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
 // Grid      A cluster of two blocks for each tile of 128 queries.
-// Block     A warpgroup of which one thread loads, and two consumers of 64 queries each. Both blocks
-//           have all queries of the tile. Of each 128 keys a block computes S and P of 64. O is split by
-//           columns: each block multiplies P of all keys with its half of V.
-// Exchange  P and its maxima pass through distributed shared memory, from each warp to the warp with
-//           the same queries in the other block.
-// Shared    Q, which is later the stage of out; STAGES slices, each 64 keys x SLICE columns of K or V; P
-//           of the other block.
+// Block     One loading thread in its own warpgroup, and two consumer warpgroups of 64 queries
+//           each. Both blocks have all queries of the tile. Of each 128 keys, a block computes S
+//           and P of 64. O is split by columns: each block multiplies P of all keys with its half
+//           of V.
+// Exchange  P and its maxima pass through distributed shared memory, from each warp to the warp
+//           with the same queries in the other block.
+// Shared    Q, which stages out at the end; STAGES slices, each 64 keys x SLICE columns of K or V;
+//           P of the other block.
 // Pipeline  Slices pass through one ring in the order in which they are read (loader.cuh), and are
 //           released one by one (consumer.cuh).
 //
-// A multiprocessor reads for 128 x 128 scores, in units of 1024 bytes of shared memory at head_dim 512:
-// Q and K 256, V 128, P 16 + 16, and the copy engine writes 128. That is 1.06 of the time of the products.
+// At head_dim 512, a multiprocessor reads from shared memory for 128 x 128 scores: 256 KiB of Q and
+// K, 128 KiB of V, and 2 x 16 KiB of P. The copy engine writes 128 KiB. This takes 1.06 times as
+// long as the products.
 #pragma once
 
 #include "ptx/cluster.cuh"

@@ -1,5 +1,5 @@
-// One compiled kernel variant as the dispatcher sees it. The generator writes a translation unit for
-// each group of variants. It defines each kernel and one such object, named after the kernel:
+// One compiled kernel variant as the dispatcher sees it. The generator writes a translation unit
+// for each group of variants. It defines each kernel and one such object, named after the kernel:
 //
 //   using Config = NormConfig<Target<90, 'a', Code::SASS>, Bf16, 64>;
 //   extern "C" __global__ void __launch_bounds__(Config::THREADS, Config::MIN_BLOCKS)
