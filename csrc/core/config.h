@@ -5,7 +5,7 @@
 
 namespace flash_dist {
 
-// How many steps of a product ptxas may load ahead. Fewer if tiles are staged in registers.
+// Number of steps of a product that ptxas may load ahead: fewer if tiles are staged in registers.
 template <class Target>
 constexpr int STEPS_AHEAD = Target::HAS_CP_ASYNC ? 4 : 2;
 

@@ -32,8 +32,8 @@ struct SwizzledRows {
   }
 };
 
-// How many adjacent threads share a row: a divisor of its chunks that leaves a multiple of 8 rows
-// per pass, so that the swizzle phase is the same in every pass.
+// Returns how many adjacent threads share a row. The number divides the row's chunks and leaves a
+// multiple of 8 rows per pass, so that the swizzle phase is the same in every pass.
 __host__ __device__ constexpr int lanes_per_row(int chunks, int threads) {
   int lanes = 1;
   while (chunks % (2 * lanes) == 0 && threads / (2 * lanes) >= 8) lanes *= 2;

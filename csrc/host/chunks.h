@@ -114,7 +114,7 @@ class ChunkPlanner : PlanGrid {
     return cut;
   }
 
-  // How many query tiles of [first, last) see a step of keys.
+  // Returns how many query tiles of [first, last) see a step of keys.
   int64_t tiles_seen(int64_t step, int64_t first, int64_t last) const {
     const int64_t tiles = ceil_div(shape_.seqlen_k, DS_TILE);
     const int64_t n = step * (step_ / DS_TILE);
@@ -154,7 +154,7 @@ class ChunkPlanner : PlanGrid {
                longest_sum(dq, groups * chunk.members, dq_resident);
   }
 
-  // How many key tiles of the chunk the query tiles [first, last] see.
+  // Returns how many key tiles of the chunk the query tiles [first, last] see.
   int64_t keys_seen(int64_t first, int64_t last, const BwdChunk& chunk) const {
     const int64_t from =
         std::max<int64_t>(layout_.key_begin(static_cast<int>(first)), chunk.key_begin / DS_TILE);

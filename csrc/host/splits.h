@@ -12,7 +12,7 @@ namespace flash_dist {
 
 // With this many waves, blocks of unknown lengths balance.
 constexpr int64_t UNEVEN_WAVES = 16;
-// How late the last blocks end, as a part of the longest block: 1 / (LATE_OF_FIRST * waves) if the
+// The delay of the last blocks, as a part of the longest block: 1 / (LATE_OF_FIRST * waves) if the
 // longest blocks start first, else 1 / LATE_OF_LAST.
 constexpr int64_t LATE_OF_FIRST = 8;
 constexpr int64_t LATE_OF_LAST = 2;
@@ -25,9 +25,10 @@ constexpr int64_t LAUNCH_STEPS = 1;
 // Blocks that share queries must save this many steps each. Otherwise the extra launch, which adds
 // their sums, takes as long as they save.
 constexpr int64_t LEAST_SAVED = 4;
-// When to sum dQ from the first keys under a causal mask, with one query head per kv head. Up to
-// FIRST_KEYS_WAVES waves of blocks: it balances them. From FIRST_KEYS keys on: with the last keys
-// first, neighbouring blocks would read Q, dO and dQ at different times.
+// Under a causal mask with one query head per kv head, dQ is summed from the first keys on in two
+// cases. With at most FIRST_KEYS_WAVES waves of blocks, this order balances them. With at least
+// FIRST_KEYS keys, neighbouring blocks would read Q, dO and dQ at different times in the other
+// order.
 constexpr int64_t FIRST_KEYS_WAVES = 8;
 constexpr int FIRST_KEYS = 8192;
 // With more waves than this, storing dS is slower than waiting for the dQ semaphores.
@@ -118,7 +119,7 @@ class SplitPlanner : PlanGrid {
     return best;
   }
 
-  // How many partial sums of dK and dV fit half the budget.
+  // Returns how many partial sums of dK and dV fit half the budget.
   int64_t most_sums() const {
     return budget_ / 2 /
            std::max<int64_t>(partial_bytes(1, shape_.head_dim + shape_.head_dim_v), 1);

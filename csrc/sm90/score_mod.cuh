@@ -201,7 +201,7 @@ __device__ __forceinline__ void weigh(const Accumulator<1, NT>& x, uint32_t lse,
          [](float weight, float) { return weight; });
   } else {
     each([&](float t, float minus) { return fmaf(p.cap, t, minus); },
-         [](float weight, float t) { return weight * fma_saturated(-t, t, 1.0f); });  // of -inf 0
+         [](float weight, float t) { return weight * fma_saturated(-t, t, 1.0f); });  // t = -inf: 0
   }
 }
 

@@ -77,7 +77,7 @@ __device__ __forceinline__ DqOrder find_order(const BwdParams& p, const DkdvWork
   if (p.mask.kind == MaskKind::TILES) {
     return {known.w / 2, known.w % 2 != 0};
   }
-  RowSpan keys;  // that the tile sees, in a number of whole tiles if its mask is a band
+  RowSpan keys;  // keys that the tile sees, rounded to complete tiles if its mask is a band
   if (p.mask.kind == MaskKind::BAND) {
     const DsLayout layout = ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k});
     const int tiles = (w.seqlen_k + DS_TILE - 1) / DS_TILE;

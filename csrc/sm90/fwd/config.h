@@ -68,14 +68,14 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool TAKES_TICKETS = true;
   static constexpr bool IS_SMALL = Plan::LARGER > 0;
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
-  // Whether a step finds its mask before its scores are ready. This takes registers.
+  // True if a step finds its mask before its scores are ready. This takes registers.
   static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192 && !HAS_SCORE_MOD && !HAS_BIAS && !DROPS;
-  // Whether each warpgroup skips the steps that its 64 queries do not see. Larger head_dims have no
+  // True if each warpgroup skips the steps that its 64 queries do not see. Larger head_dims have no
   // registers for it.
   static constexpr bool SKIPS_STEPS =
       HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD && !HAS_BIAS;
   using Work = std::conditional_t<SKIPS_STEPS, FwdSm90SkippingWork<CONSUMERS>, FwdSm90Work>;
-  // Whether one mainloop serves ranges and lists: then their steps have the same number of keys.
+  // True if one mainloop serves ranges and lists: their steps then have the same number of keys.
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
   // Registers of each role, for setmaxnreg. The loader needs 32, or 40 with two mainloops. With 24
   // it spills, but then the accumulators have enough.

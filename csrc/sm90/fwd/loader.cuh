@@ -43,8 +43,8 @@ struct FwdSm90Loader {
 
  private:
   __device__ __forceinline__ typename Tiles::Work& next_work() const {
-    // With a tile counter, take only one tile ahead: other blocks cannot take a tile any more that
-    // this block has taken.
+    // With a tile counter, take only one tile ahead: a tile that waits here is lost to other
+    // blocks.
     const unsigned works = smem.progress.works;
     const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
     smem.work_barriers.wait_for_place(Works{free});

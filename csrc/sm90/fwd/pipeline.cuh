@@ -27,8 +27,8 @@ struct FwdSm90Pipeline {
   using Probabilities = uint32_t[BLOCK_N / 16][1][4];  // A operands of P @ V
 
   // NOTE: arrays are not members of the pipeline. The compiler keeps an object in registers only if
-  // it knows early all indices into it, and it knows indices into arrays only after unrolling
-  // loops.
+  // it knows all indices into it before it unrolls loops, and the indices into arrays are known
+  // only afterwards.
   struct Fragments {
     Accumulator<1, BLOCK_N / 8> s;
     Probabilities p;

@@ -50,8 +50,7 @@ struct FwdPairSm90Config
   static constexpr int SLICE_PANELS = KTile::count(SLICE);
   static constexpr int SLICE_BYTES = SLICE_PANELS * KTile::BYTES;
   static_assert(SLICE % 64 == 0 && HEAD_DIM % SLICE == 0 && COLUMNS % SLICE == 0);
-  // A warpgroup holds at most one slice of K and the slices of V of one step, or those and one more
-  // slice of V.
+  // A warpgroup holds at most the slices of V of one step, and one more slice of K or V.
   static_assert(Plan::STAGES > V_SLICES + 1, "a consumer would wait for what it does not release");
 
   // Data from the other block. Each warp receives it from the warp with the same queries.

@@ -185,7 +185,7 @@ class FwdPairConsumer {
       slices_.advance();
     }
   }
-  // Releases the slices of a product that has been waited for.
+  // Releases the slices of V of a complete product.
   __device__ __forceinline__ void end_values(Weights& p) {
     hold(p);
 #pragma unroll
@@ -250,7 +250,8 @@ class FwdPairConsumer {
     float sum[2] = {quad_sum(softmax.row_sum[0][0]), quad_sum(softmax.row_sum[0][1])};
     send_stats(sum);
     const float2 peer = take_stats();
-    const bool is_first = fresh_thread() % 4 == 0;  // in a quad, which is summed once more
+    // normalize_rows() adds the sums of a quad's lanes, so only the first lane keeps the sum.
+    const bool is_first = fresh_thread() % 4 == 0;
     softmax.row_sum[0][0] = is_first ? sum[0] + peer.x : 0.0f;
     softmax.row_sum[0][1] = is_first ? sum[1] + peer.y : 0.0f;
   }
