@@ -111,7 +111,7 @@ def _git(root: Path, *words: str) -> str:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m ci.commits", description="Check subjects.")
     parser.add_argument("message", nargs="?", type=Path, help="file of one message; default: all")
     args = parser.parse_args(arguments)

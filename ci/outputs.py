@@ -356,7 +356,7 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     args = read_arguments(argv)
     record([output for output in OUTPUTS if output.needs in args.needs], args)
     if args.records == RECORDS:

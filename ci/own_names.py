@@ -48,7 +48,7 @@ def _judge(node: ast.AST, name: str, modules: set[str]) -> str:
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     problems = list(find_own_names())
     for problem in problems:
         complain(problem)

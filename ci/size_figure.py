@@ -114,7 +114,7 @@ def _count_wheel(path: Path) -> dict[str, dict[str, float]]:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m ci.size_figure", description=__doc__)
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "sizes.svg", metavar="F.svg")

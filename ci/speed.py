@@ -128,13 +128,13 @@ def _beside_best(row: Row, pass_: str) -> str:
 
 
 def write_size(row: Row) -> str:
-    """Write `2 x 4096, 8/1 heads of 256`."""
+    """Write the size of a problem: `2 x 4096, 8/1 heads of 256`."""
     shape = row.shape
     return f"{shape.batch} x {shape.seqlen_q}, {write_heads(row)} heads of {shape.head_dim}"
 
 
 def write_heads(row: Row) -> str:
-    """Write `8/1`."""
+    """Write the numbers of query and kv heads: `8/1`."""
     return f"{row.shape.num_heads_q}/{row.shape.num_heads_kv}"
 
 
@@ -218,7 +218,7 @@ def fill_page(text: str) -> str:
 
 @command
 def main(argv: Sequence[str] | None = None, pages: Sequence[Path] = PAGES) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m ci.speed", description=__doc__)
     parser.add_argument("--write", action="store_true", help="put the tables into the pages")
     args = parser.parse_args(argv)

@@ -130,7 +130,7 @@ def write_devices(devices: Sequence[Device]) -> str:
 
 
 def write_sizes(sizes: Sequence[Size]) -> str:
-    """Write `64, 128, 192/128`."""
+    """Write a list of head_dims: `64, 128, 192/128`."""
     return ", ".join(map(name_sizes, sizes))
 
 
@@ -141,7 +141,7 @@ def load_table() -> str:
 
 @command
 def main(argv: Sequence[str] | None = None, readme: Path = README) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m ci.support", description=__doc__)
     parser.add_argument("--write", action="store_true", help="put it into README.md")
     args = parser.parse_args(argv)

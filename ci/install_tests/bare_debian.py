@@ -178,7 +178,7 @@ def _require_ok(report: str) -> None:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="nox -s root_test --", description="Try a bare Debian.")
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--suite", default="sid", help="of Debian (default: %(default)s)")

@@ -69,7 +69,7 @@ def next_version(version: Version) -> Version:
 
 
 class ClientTests:
-    """All tests of one client."""
+    """The tests of one client."""
 
     def __init__(self, client: str, url: str, artefacts: Sequence[Artefact], work: Path) -> None:
         self.client = client

@@ -26,11 +26,11 @@ TIMEOUT_S = 300
 
 
 class RefusedError(FlashDistError):
-    """The solver finds no packages."""
+    """Raised if the solver finds no packages."""
 
 
 class ClientError(FlashDistError):
-    """The client itself failed."""
+    """Raised if the client itself fails."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Solved:
-    """One package of the answer."""
+    """A package that the solver chose."""
 
     name: str
     version: str

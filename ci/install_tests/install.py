@@ -106,7 +106,7 @@ def _parse_phases(text: str) -> tuple[str, ...]:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="nox -s install_test --", description="Install wheels.")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
     parser.add_argument("--allow-missing", action="store_true", help="pass with tests not run")

@@ -29,7 +29,7 @@ class NotRunError(FlashDistError):
 
 @dataclass(frozen=True)
 class Result:
-    """One result."""
+    """The result of one test with one client."""
 
     client: str
     what: str

@@ -49,7 +49,7 @@ print(time.process_time() - start)
 
 @dataclass(frozen=True)
 class Row:
-    """One set, measured."""
+    """The measured sizes and import time of one arch set."""
 
     artefact: Artefact
     installed: int  # bytes
@@ -127,7 +127,7 @@ def write(rows: Sequence[Row], table: str, readme: Path = README, data: Path = S
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="nox -s sizes --", description="Measure wheels.")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
     parser.add_argument("--runs", type=int, default=RUNS, help="imports (default: %(default)s)")

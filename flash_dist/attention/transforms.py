@@ -158,7 +158,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
-        """Refuse forward mode."""
+        """Raise an error: forward mode is not supported."""
         refuse_forward_mode()
 
 
@@ -191,12 +191,12 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(*_: object) -> NoReturn:
-        """Refuse a second derivative."""
+        """Raise an error: second derivatives are not supported."""
         refuse_second()
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
-        """Refuse forward mode."""
+        """Raise an error: forward mode is not supported."""
         refuse_second()
 
 

@@ -59,7 +59,7 @@ class Call:
 
 @dataclass(frozen=True)
 class CallReport:
-    """A whole run."""
+    """The machine and the measured calls of one run."""
 
     machine: Mapping[str, Any]
     calls: tuple[Call, ...]
@@ -88,7 +88,7 @@ class CallReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CallReport:
-        """Read what `to_json` wrote."""
+        """Read the report that `to_json` wrote."""
         require_version(data)
         calls = (
             Call(**(call | {"shape": Shape.from_json(call["shape"])})) for call in data["calls"]

@@ -65,7 +65,7 @@ much, 2 wrong usage, 3 no GPU to measure on
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the subcommand."""
+    """Add the parser of the subcommand."""
     parser = add_subcommand(
         subparsers,
         "bench",
@@ -135,7 +135,7 @@ def add_own_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_seconds(text: str) -> float:
-    """Read a number of seconds."""
+    """Parse a number of seconds."""
     try:
         seconds = float(text)
     except ValueError:
@@ -147,7 +147,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Read a size."""
+    """Parse a size."""
     number = read_whole(text, least=1)
     if number is None:
         message = f"a size must be a whole number of at least 1, got `{text:.60}`"
@@ -156,7 +156,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_heads(text: str) -> tuple[int, int]:
-    """Read `32/8` or `16`."""
+    """Parse numbers of query and kv heads: `32/8`, or `16` for equal numbers."""
     queries, slash, keys = text.partition("/")
     heads = (parse_size(queries), parse_size(keys if slash else queries))
     if heads[0] % heads[1] != 0:
@@ -344,6 +344,6 @@ def follow(
 
 
 def save(report: Report | CallReport, path: Path | None) -> None:
-    """Write the results so far."""
+    """Write the results so far as JSON, if there is a path."""
     if path is not None:
         write_json(report.to_json(), path)

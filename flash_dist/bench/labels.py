@@ -52,7 +52,7 @@ def find_shared(rows: Sequence[Row]) -> list[str]:
 
 
 def describe_row(row: Row) -> tuple[str, ...]:
-    """Describe a panel."""
+    """Return the parts of the title of the panel that shows a row."""
     shape = row.shape
     dim = f"/{shape.head_dim_v}" if shape.head_dim_v != shape.head_dim else ""
     return (
@@ -80,7 +80,7 @@ def label_length(length: int) -> str:
 
 
 def label_axis(rows: Iterable[Row]) -> str:
-    """Describe the labels of shapes."""
+    """Return the title of the axis whose labels are shapes."""
     packed = {bool(row.shape.documents) for row in rows}
     return " or ".join(
         name
@@ -117,7 +117,7 @@ def _short_version(version: str) -> str:
 
 
 def _cudnn_version(number: int | None) -> str:
-    """Write 91900 as 9.19."""
+    """Write the version of cuDNN: 91900 as 9.19."""
     return f"{number // 10_000}.{number // 100 % 100}" if number else ""
 
 

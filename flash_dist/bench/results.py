@@ -189,7 +189,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """A run, possibly incomplete."""
+    """The results of a run, which may be incomplete."""
 
     machine: Mapping[str, Any]
     options: Mapping[str, Any]
@@ -205,12 +205,12 @@ class Report:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """Return all names, ours first."""
+        """Return the names of all baselines, ours first."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.entries))
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Return the names of the others."""
+        """Return the names of all baselines except ours."""
         return tuple(name for name in self.baselines if name not in OWN)
 
     def to_json(self) -> dict[str, Any]:
@@ -267,7 +267,11 @@ def best_peer(row: Row, pass_: str) -> str | None:
 
 
 def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
-    """Return our rates on unequal divided by equal documents: (unequal row, pass, ratio)."""
+    """Divide our rates with documents of unequal lengths by those with equal lengths.
+
+    Returns:
+        The row with unequal lengths, the pass and the ratio.
+    """
 
     def are_held_together(unequal: Row, equal: Row) -> bool:
         if not unequal.shape.documents or len(set(equal.shape.documents)) != 1:

@@ -1,8 +1,9 @@
 """Sums on the CPU whose order depends only on the positions of their terms.
 
-torch's matrix products choose an order by the sizes of a call, so a query alone has other bits than
-among others. These functions add by halves, element by element: slower, but equal for every query.
-A longer sum has the same bits if the additional terms are 0.
+torch's matrix products choose an order by the sizes of a call, so the bits of a query's result
+depend on the number of other queries. These functions add the second half of the terms to the first
+half until one term is left: slower, but in the same order for every query. A longer sum has the
+same bits if the additional terms are 0.
 """
 
 from __future__ import annotations

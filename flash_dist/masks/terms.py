@@ -68,7 +68,7 @@ class Term(ABC):
 
 @dataclass(frozen=True, eq=False)
 class BandTerm(Term):
-    """Keys around the diagonal."""
+    """Each query sees the keys of a band around the diagonal."""
 
     name = "band"
     band: Band
@@ -117,7 +117,7 @@ class LengthsTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class PaddingTerm(LengthsTerm):
-    """Existing keys."""
+    """Each query sees the existing keys, those that are no padding."""
 
     name = "padding"
     at_end: bool  # the padding comes after the keys
@@ -163,7 +163,7 @@ class PrefixTerm(LengthsTerm):
 
 @dataclass(frozen=True, eq=False)
 class IntervalTerm(Term):
-    """One interval of keys per query."""
+    """Each query sees one interval of keys."""
 
     name = "intervals"
     lo: Tensor  # [batch or 1, heads or 1, seqlen_q]
@@ -195,7 +195,7 @@ class IntervalTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class DenseTerm(Term):
-    """One bit per pair."""
+    """A mask of one bit per pair of query and key."""
 
     name = "dense"
     bits: Tensor  # words [batch or 1, heads or 1, seqlen_q, ceil(seqlen_k / 64)]
@@ -223,7 +223,7 @@ class DenseTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class TilesTerm(Term):
-    """One bit per block of queries and block of keys."""
+    """A mask of one bit per pair of a block of queries and a block of keys."""
 
     name = "tiles"
     tiles: Tensor  # booleans [batch or 1, heads or 1, query blocks, key blocks]

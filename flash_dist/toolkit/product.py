@@ -66,7 +66,7 @@ class Product:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Product:
-        """Read plain data."""
+        """Read the product from plain data."""
         variables = tuple(Variable(name, **one) for name, one in data.get("variables", {}).items())
         return cls(**{**data, "axes": tuple(data.get("axes", ())), "variables": variables})
 

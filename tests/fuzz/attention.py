@@ -391,7 +391,7 @@ def _finish(case: Case, problem: Problem, layout: Callable[[Tensor], Tensor]) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description="random attention problems against float64")
     add_options(parser, cases=5_000)
     parser.add_argument("--longest", type=int, default=LONGEST, help=f"tokens (default {LONGEST})")

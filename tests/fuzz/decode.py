@@ -284,7 +284,7 @@ def _compare(way: Way, whole: Results, part: Results, megabytes: int) -> list[st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description="random batches of queries to caches, in all ways")
     add_options(parser, cases=CASES)
     parser.add_argument("--longest", type=int, default=LONGEST, help=f"keys (default {LONGEST})")

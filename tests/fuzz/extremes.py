@@ -166,7 +166,7 @@ def make(case: Case, *, device: str, seed: int) -> Scored:
 
 
 def run_case(case: Case, *, device: str, seed: int) -> Checked:
-    """Describe errors of a case."""
+    """Run a case and describe its errors."""
     scored = make(case, device=device, seed=seed)
     with workspace(case.megabytes):
         results = [attend_scored(scored, poison=poison) for poison in (True, False)]
@@ -318,7 +318,7 @@ def _bounds(scored: Scored, lse: Tensor) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description="extreme attention problems against float64")
     add_options(parser, cases=5_000)
     args = parser.parse_args(arguments)

@@ -514,7 +514,7 @@ def make_case(name: str, data: bytes, chance: random.Random) -> bytes:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description="mutated binaries through every reader")
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

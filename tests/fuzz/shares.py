@@ -42,7 +42,7 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """Work of one process."""
+    """The work of one process."""
 
     numbers: Sequence[int]
     draw: Callable[[int], object]  # makes the case with a given number

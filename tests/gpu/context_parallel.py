@@ -145,7 +145,7 @@ def run_rank(rank: int, world_size: int, folder: str, seqlens: list[int]) -> Non
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     seqlens = [int(one) for one in sys.argv[1:]] or [4096]
     count = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:

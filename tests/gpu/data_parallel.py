@@ -100,7 +100,7 @@ def run_rank(rank: int, world_size: int, store: str) -> None:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     count = int(sys.argv[1])
     os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **FIXED, **os.environ}
     with tempfile.TemporaryDirectory() as folder:

@@ -113,7 +113,7 @@ def run_rank(rank: int, world_size: int, folder: str, seqlen: int) -> None:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     count = int(sys.argv[1])
     seqlen = int(sys.argv[2]) if len(sys.argv) > 2 else 4096
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ Views = tuple[Tensor, Tensor, Tensor]
 
 
 def grouped(problem: Problem) -> Problem:
-    """[batch, seqlen, num_heads_kv, heads_per_kv, head_dim]."""
+    """Return the problem with q and dout [batch, seqlen, num_heads_kv, heads_per_kv, head_dim]."""
     shape = (problem.k.shape[2], -1)
     return replace(problem, q=problem.q.unflatten(2, shape), dout=problem.dout.unflatten(2, shape))
 

@@ -286,7 +286,7 @@ def run(folder: Path, args: argparse.Namespace, options: Sequence[str], **own: s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="`test` of a checkout of torch")
     parser.add_argument("--cases", type=int, default=120, help="of each test, without dropout")

@@ -119,7 +119,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sdist", type=Path)
     options, others = parser.parse_known_args()

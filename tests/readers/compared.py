@@ -96,5 +96,5 @@ def compare_kernels(ours: Counter[Resources], theirs: Counter[Resources]) -> Non
 
 
 def names(kernels: Iterable[Resources]) -> set[str]:
-    """Return the names of kernels."""
+    """Return the names of the kernels."""
     return {kernel.name for kernel in kernels}

@@ -49,7 +49,7 @@ def attend_by_torch(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 
 
 def seen_keys(seqlen_q: int, seqlen_k: int, left: int, right: int) -> Tensor:
-    """[seqlen_q, seqlen_k], aligned to the bottom right, by definition."""
+    """Return booleans [seqlen_q, seqlen_k] by definition, aligned to the bottom right."""
     offset = seqlen_k - seqlen_q
     return torch.tensor(
         [

@@ -33,7 +33,7 @@ def cumulate(lengths: tuple[int, ...]) -> Tensor:
 
 
 def pack() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v, cu_seqlens_q, cu_seqlens_k."""
+    """Return q, k, v, cu_seqlens_q and cu_seqlens_k."""
     total_q, total_k = sum(LENGTHS_Q), sum(LENGTHS_K)
     q, k, v = draw(total_q, 4, 16), draw(total_k, 2, 16), draw(total_k, 2, 8)
     return q, k, v, cumulate(LENGTHS_Q), cumulate(LENGTHS_K)

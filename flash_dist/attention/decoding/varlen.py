@@ -38,7 +38,7 @@ Tensor = torch.Tensor
 
 
 class Keys(NamedTuple):
-    """Keys of each sequence."""
+    """The keys of each sequence in the batch."""
 
     cu_seqlens: Tensor | None  # [batch + 1] lengths; without block_table also offsets
     seqused: Tensor | None = None  # [batch] keys read; overrides the lengths of cu_seqlens

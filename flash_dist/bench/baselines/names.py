@@ -66,12 +66,12 @@ def parse_peers(text: str) -> tuple[str, ...]:
 
 
 def parse_passes(text: str) -> tuple[str, ...]:
-    """Read `forward,backward`."""
+    """Parse a list of passes such as `forward,backward`."""
     return _parse_list(text, PASSES, "phase")
 
 
 def parse_states(text: str) -> tuple[str, ...]:
-    """Read `warm,cold`."""
+    """Parse a list of states of L2 such as `warm,cold`."""
     return _parse_list(text, STATES, "L2 state")
 
 

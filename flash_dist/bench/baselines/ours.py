@@ -20,7 +20,7 @@ _PAGE: Final = 64  # keys per page of latent keys
 
 
 def make_ours(problem: Problem) -> Attend:
-    """Return our attention."""
+    """Return a function that computes our attention of a problem."""
     if problem.shape.documents:
         return _make_packed(problem)
     if problem.shape.latent:

@@ -189,7 +189,7 @@ class Shape:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Shape:
-        """Read what `to_json` wrote."""
+        """Read the problem that `to_json` wrote."""
         fields = {**data, "mask": Mask.parse(data["mask"]), "documents": tuple(data["documents"])}
         del fields["name"]
         return cls(**fields)

@@ -39,7 +39,7 @@ _LONG: Final = 32768  # from this many queries on, memory limits what runs
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Print everything, compactly."""
+    """Print all tables of a report, compactly."""
     for line in describe_run(report):
         print_line(console, line)
     notes = Notes()
@@ -72,7 +72,7 @@ class Notes:
 
     @property
     def lines(self) -> list[str]:
-        """Lines below the tables."""
+        """The lines to print below the tables."""
         return [f"[{number}] {text}" for text, number in self._numbers.items()]
 
 

@@ -51,7 +51,7 @@ class Call(NamedTuple):
         return out, lse
 
     def backward(self, dout: Tensor, out: Tensor, lse: Tensor) -> Triple:
-        """Return dq, dk, dv, contiguous."""
+        """Return contiguous dq, dk and dv."""
         saved = *self[:3], out, lse
         dq, dk, dv, _ = operators.differentiate(dout, saved, None, self.problem)
         return dq, dk, dv

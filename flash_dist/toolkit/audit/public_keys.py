@@ -57,7 +57,7 @@ class PublicKey:
         return {"keytype": KIND, "scheme": KIND, "keyval": {"public": self.public}}
 
     def to_text(self) -> str:
-        """Return the key's file."""
+        """Return the content of the key's file."""
         return f"{json.dumps({**self._fields(), 'expires': f'{self.expires}'}, indent=1)}\n"
 
 
@@ -79,7 +79,7 @@ def require_extra() -> None:
 
 
 def today() -> date:
-    """Return the day in UTC."""
+    """Return today's date in UTC."""
     return datetime.now(timezone.utc).date()
 
 

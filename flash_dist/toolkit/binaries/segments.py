@@ -131,7 +131,7 @@ class Segments:
         return place
 
     def unpack(self, form: Struct, place: int) -> tuple[int, ...]:
-        """Read numbers at an offset."""
+        """Read numbers in the format `form` at an offset."""
         if place + form.size > len(self.data):
             message = f"{form.size} bytes at offset {place} reach past the end of the ELF file"
             raise FatbinError(message)

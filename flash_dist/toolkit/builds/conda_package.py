@@ -45,7 +45,7 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class CondaContents:
-    """An open package."""
+    """The contents of an open conda package."""
 
     index: dict[str, Any]  # info/index.json
     info: dict[str, bytes]  # other info files, by name

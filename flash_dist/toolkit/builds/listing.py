@@ -21,7 +21,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Listed:
-    """One file of a release."""
+    """Hash and size of one file of a release."""
 
     sha256: str
     size: int

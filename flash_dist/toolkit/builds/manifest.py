@@ -66,7 +66,7 @@ class Part:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """One target of the package."""
+    """A target of the package, and how its kernels were tested."""
 
     target: Arch
     proof: str  # native: ran there; jit: its PTX ran on newer hardware; assembled: neither
@@ -83,7 +83,7 @@ class Assembled:
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """One kernel variant."""
+    """The record of one kernel variant."""
 
     symbol: str
     family: str
@@ -108,7 +108,7 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole file."""
+    """The contents of a manifest."""
 
     package_version: str
     arch_set: ArchSet

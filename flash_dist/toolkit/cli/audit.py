@@ -45,7 +45,7 @@ _BEHIND_TAG = 8  # column at which the sentence begins
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the subcommand."""
+    """Add the parser of the subcommand."""
     parser = add_subcommand(
         subparsers,
         "audit",

@@ -65,7 +65,7 @@ _CONCLUSION = {0: "no failure", 1: "at least one failure", 3: "nothing could be 
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the subcommand."""
+    """Add the parser of the subcommand."""
     parser = add_subcommand(
         subparsers,
         "doctor",
@@ -116,7 +116,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def choose_checks(args: argparse.Namespace, *, what_if: bool = False) -> CheckChoice:
-    """Return the selected checks."""
+    """Return the checks that the options select.
+
+    Raises:
+        UsageError: A name is unknown, or no check is left.
+    """
     skip = args.skip | ({"selftest"} if args.no_selftest and not args.gpu else set())
     choice = CheckChoice(args.only, skip, args.devices)
     choice.require_known(check_names(what_if=what_if or bool(args.gpu)))
@@ -229,7 +233,7 @@ def fold(result: CheckResult, first: CheckResult) -> CheckResult:
 
 
 def describe_end(examination: Examination, code: int) -> str:
-    """Sum up in one line."""
+    """Return one line: the numbers of results by status, the conclusion and the exit status."""
     counts = Counter(result.status for result in examination.results)
     statuses: tuple[Status, ...] = ("ok", "warn", "fail", "skip")
     counted = ", ".join(f"{counts[one]} {one}" for one in statuses if counts[one])

@@ -27,7 +27,7 @@ _LOAD_HINT: Final = f"`{PROGRAM} doctor --save FILE` writes one, on the machine 
 
 
 def add_report_option(parser: argparse.ArgumentParser) -> None:
-    """Describe the option."""
+    """Add `--report`."""
     parser.add_argument(
         "--report",
         type=parse_report,

@@ -126,12 +126,12 @@ def parse_wheel(text: str) -> str:
 
 
 def parse_names(text: str) -> frozenset[str]:
-    """Read `driver,gpu`."""
+    """Parse a list of names such as `driver,gpu`."""
     return frozenset(name.strip() for name in text.split(","))
 
 
 def parse_variable(text: str) -> tuple[str, str]:
-    """Read `CUDA_FORCE_PTX_JIT=1`."""
+    """Parse a setting such as `CUDA_FORCE_PTX_JIT=1`."""
     name, equals, value = text.partition("=")
     if not equals or name not in WHAT_IF_VARIABLES:
         message = f"--env must be NAME=VALUE with a NAME that is judged, got `{text:.60}`"

@@ -43,7 +43,7 @@ SELDOM: Final = 10.0  # seconds between two lines of a log
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the subcommand."""
+    """Add the parser of the subcommand."""
     parser = add_subcommand(
         subparsers,
         "fleet",

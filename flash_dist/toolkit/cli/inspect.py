@@ -47,7 +47,7 @@ something differs, 2 wrong usage or unreadable
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the subcommand."""
+    """Add the parser of the subcommand."""
     parser = add_subcommand(
         subparsers,
         "inspect",

@@ -106,7 +106,11 @@ def parse_place(text: str) -> str:
 
 
 def parse_number(text: str, *, what: str, least: int, hint: str) -> int:
-    """Read a whole number."""
+    """Parse a whole number of at least `least`.
+
+    Raises:
+        UsageError: The text is no such number.
+    """
     number = read_whole(text, least=least)
     if number is None:
         message = f"{what} must be a number of at least {least}, got `{text:.60}`"
@@ -115,7 +119,7 @@ def parse_number(text: str, *, what: str, least: int, hint: str) -> int:
 
 
 def parse_indices(text: str) -> tuple[int, ...]:
-    """Read `0,2`."""
+    """Parse numbers of devices such as `0,2`."""
     numbers = {read_whole(name.strip()) for name in text.split(",")}
     if None in numbers:
         message = f"devices are numbers such as `0,2`, got `{text:.60}`"
@@ -124,12 +128,12 @@ def parse_indices(text: str) -> tuple[int, ...]:
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
-    """Read `7.5,8.6`, `sm_86` or `RTX 3090,h200`."""
+    """Parse a list of GPUs: `7.5,8.6`, `sm_86` or `RTX 3090,h200`."""
     with wrong_usage():
         return tuple(find_device(one) for one in text.split(","))
 
 
 def parse_driver(text: str) -> Driver:
-    """Read `535` or `580.65.06`."""
+    """Parse the version of a driver: `535` or `580.65.06`."""
     with wrong_usage():
         return Driver.parse(text)

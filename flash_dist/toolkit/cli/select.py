@@ -53,7 +53,7 @@ choose for
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the subcommand."""
+    """Add the parser of the subcommand."""
     parser = add_subcommand(
         subparsers,
         "select",
@@ -154,7 +154,7 @@ def _python(args: argparse.Namespace) -> str:
 
 
 def parse_python(text: str) -> str:
-    """Read `3.12` or `3.12.1`."""
+    """Parse the version of a Python: `3.12` or `3.12.1`."""
     if re.fullmatch(r"3\.[0-9]{1,3}(\.[0-9]{1,3})?", text) is None:
         message = f"a Python is a version such as 3.12, got `{text:.60}`"
         raise UsageError(message, hint="`--python 3.12` chooses among the wheels for it")

@@ -46,7 +46,7 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to te
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the subcommand."""
+    """Add the parser of the subcommand."""
     parser = add_subcommand(
         subparsers,
         "selftest",
@@ -95,7 +95,7 @@ def parse_device(text: str) -> str:
 
 
 def parse_timeout(text: str) -> float:
-    """Read a number of seconds."""
+    """Parse a number of seconds."""
     try:
         seconds = float(text)
     except ValueError:

@@ -62,7 +62,7 @@ _UNKNOWN: Final = "only the manifest of a release says, see --manifest"
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the subcommand."""
+    """Add the parser of the subcommand."""
     parser = add_subcommand(
         subparsers,
         "verify",

@@ -161,7 +161,7 @@ def _choose(index: Index, environment: Environment) -> tuple[IndexedWheel, tuple
 
 
 def _fitness(judged: Judged) -> tuple[int, int]:
-    """Prefer the wheel that serves most GPUs if none serves all."""
+    """Return a sort key: the largest belongs to the wheel that serves the most GPUs."""
     return sum(map(bool, judged.verdicts)), -judged.weight
 
 

@@ -102,7 +102,7 @@ class Examination:
 
 
 class Selftest(Protocol):
-    """Runs the kernels."""
+    """Runs the kernels of the selftest on GPUs."""
 
     def side_by_side(self, gpus: Iterable[Gpu]) -> AbstractContextManager[None]:
         """Let the selftests of these GPUs run at the same time."""

@@ -159,7 +159,7 @@ class FoldedImage:
 
     @classmethod
     def of_entry(cls, entry: FatbinEntry) -> FoldedImage:
-        """Drop sizes and offsets."""
+        """Return the image of an entry, without sizes and offsets."""
         return cls(**{name: getattr(entry, name) for name in cls.__dataclass_fields__})
 
     def to_entry(self, container: int) -> FatbinEntry:
@@ -195,7 +195,7 @@ class FoldedReport:
 
     @classmethod
     def fold(cls, report: FatbinReport) -> FoldedReport:
-        """Count equal containers."""
+        """Return the report with equal containers counted instead of repeated."""
         counts: dict[tuple[tuple[FoldedImage, ...], bool | None], int] = {}
         linked = report.device_linked
         by_container: dict[int, list[FoldedImage]] = {}

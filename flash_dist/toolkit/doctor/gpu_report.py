@@ -128,7 +128,7 @@ def _report(environment: Environment, gpu: Gpu) -> GpuReport:
 
 
 def _find_sentence(environment: Environment, reports: tuple[GpuReport, ...]) -> str:
-    """Return the first problem."""
+    """Return a sentence about the first problem; empty if there is none."""
     installed, cuda = environment.installed, environment.cuda
     if installed.build is None:
         problem = installed.manifest_problem or installed.library_problem

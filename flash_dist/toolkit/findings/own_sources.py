@@ -73,7 +73,7 @@ class Sentence:
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """Its own words, without spaces, between the variable parts."""
+        """The fixed text between the variable parts, without spaces."""
         return tuple(filter(None, (squeeze(unquote(one)) for one in self.text.split(_OPEN))))
 
     def is_traced_in(self, pasted: str) -> bool:
@@ -82,7 +82,7 @@ class Sentence:
 
     @property
     def size(self) -> int:
-        """The number of its own letters."""
+        """The number of letters of the fixed text."""
         return sum(map(len, self.pieces))
 
     def stands_in(self, squeezed: str, starts: frozenset[int]) -> bool:

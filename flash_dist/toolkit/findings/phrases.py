@@ -52,7 +52,7 @@ class Text:
 
     @classmethod
     def read(cls, pasted: str) -> Text:
-        """Remove decoration."""
+        """Return the pasted text without decoration."""
         lines = read_lines(pasted)
         ends = frozenset(accumulate(map(len, lines)))
         return cls(" ".join(filter(None, lines)), "".join(lines), ends)

@@ -50,7 +50,7 @@ def label(entry: Entry, sentences: Iterable[str]) -> Iterator[Finding]:
 
 
 def within(place: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Add a place to findings."""
+    """Return the findings with a place before each summary."""
     return (replace(finding, summary=f"{place}: {finding}") for finding in findings)
 
 

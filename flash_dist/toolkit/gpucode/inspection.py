@@ -43,7 +43,7 @@ class Size(NamedTuple):
     unpacked: int
 
     def plus(self, other: Size) -> Size:
-        """Return the sum of both."""
+        """Return the sum of two sizes."""
         return Size(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -233,7 +233,7 @@ def sizes_by_target(report: FatbinReport) -> dict[str, Size]:
 
 @dataclass(frozen=True)
 class Extracted:
-    """A written image."""
+    """An image that was written to a file."""
 
     path: Path
     library: str

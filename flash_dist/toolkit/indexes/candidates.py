@@ -121,5 +121,5 @@ def _read_label(wheel: IndexedWheel) -> tuple[str, tuple[Arch, ...], str]:
 
 
 def _parse_identifier(text: str) -> Arch:
-    """Read `sm90a` or `compute80`."""
+    """Parse the identifier of a target: `sm90a` or `compute80`."""
     return Arch.parse(text.replace("sm", "sm_", 1).replace("compute", "compute_", 1))

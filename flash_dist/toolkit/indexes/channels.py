@@ -34,11 +34,11 @@ class Package(Protocol):
 
     @property
     def tool(self) -> str:
-        """The installer."""
+        """The name of the installer."""
 
     @property
     def line(self) -> str:
-        """The install command."""
+        """The command that installs the package."""
 
     def holds(self, version: Version, toolkit: str, label: str) -> bool:
         """Tell if the package holds the wheel of this version, CUDA toolkit and arch set."""

@@ -109,7 +109,7 @@ class LoginHandler(urllib.request.BaseHandler):
     handler_order = 400  # runs before the connection is opened
 
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
-        """Add the header."""
+        """Add the header with the credentials."""
         login = find_login(request.full_url, os.environ)
         if login is not None:
             text = base64.b64encode(":".join(login).encode()).decode()

@@ -46,11 +46,11 @@ class Response(Protocol):
     url: str  # after redirections
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes."""
+        """Return at most `size` of the next bytes."""
 
     @property
     def headers(self) -> http.client.HTTPMessage:
-        """Its headers."""
+        """The headers of the answer."""
 
 
 def is_url(text: str) -> bool:

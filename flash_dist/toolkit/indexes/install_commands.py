@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """One way to install."""
+    """A command that installs a package."""
 
     tool: str  # "build", "pip", "uv", or the installer of another channel
     line: str

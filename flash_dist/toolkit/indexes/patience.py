@@ -44,7 +44,7 @@ class Patience:
         return self._until - time.monotonic()
 
     def count(self, number: int) -> None:
-        """Count received bytes."""
+        """Extend the time by the received bytes."""
         if self._rate:
             self._until += number / self._rate
 

@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def archs(self) -> tuple[Arch, ...]:
-        """Its targets, oldest first."""
+        """Targets of the set, oldest first."""
         return self.build.archs
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load_extension() -> None:
-    """Load the torch operators."""
+    """Load the library of torch operators."""
     if PRODUCT.operators:
         PRODUCT.load(PRODUCT.operators)
     else:

@@ -61,7 +61,10 @@ def _judge_platform(file_name: str, platforms: list[str], host: LoadHost) -> Fin
 
 
 def _read_glibc(platform: str) -> int | None:
-    """Return 34 for `manylinux_2_34_x86_64`."""
+    """Return the minor version of the glibc in a tag: 34 for `manylinux_2_34_x86_64`.
+
+    Return None for a tag without one.
+    """
     match = _MANYLINUX.fullmatch(platform)
     if match is not None:
         return int(match[1])

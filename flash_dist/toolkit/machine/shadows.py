@@ -26,7 +26,7 @@ class Shadow:
 
     @property
     def sentence(self) -> str:
-        """The problem in words."""
+        """A sentence that describes the problem."""
         return (
             f"`import {self.name}` loads {self.file}, which comes before {self.name} "
             f"{self.version} in {self.installed}"

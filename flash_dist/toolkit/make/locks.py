@@ -193,7 +193,7 @@ def _is_ours(wheel: str) -> bool:
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     found = compile_locks(load_groups())
     texts = {lock_path(name): text for name, text in found.items()}
     for folder in (LOCKS, OWN_LOCKS):

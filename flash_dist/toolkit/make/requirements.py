@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the subcommand."""
+    """Add the parser of the subcommand."""
     parser = add_subcommand(
         subparsers,
         "requirements",

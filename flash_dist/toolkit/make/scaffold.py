@@ -25,7 +25,7 @@ _CHOOSE: Final = "choose another name, such as `my_norms`"
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the subcommand."""
+    """Add the parser of the subcommand."""
     parser = add_subcommand(
         subparsers,
         "new",

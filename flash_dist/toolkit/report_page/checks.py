@@ -60,12 +60,12 @@ def _step(check: Json) -> Iterator[Markup]:
 
 
 def show_fix(text: str) -> Markup:
-    """Write the fix."""
+    """Return the paragraph with a fix."""
     return element("p", element("b", "Fix:"), " ", prose(text), _class="fix")
 
 
 def show_check(group: Group) -> Markup:
-    """Write an entry of the list of checks."""
+    """Return an entry of the list of checks."""
     place, check = group[0]
     parts = [element("div", prose(_summarize(group))), _details(check)]
     if check["fix"]:

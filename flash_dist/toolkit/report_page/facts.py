@@ -222,7 +222,7 @@ def make_gpu_table(left: Json) -> Markup:
 
 
 def _place(gpu: Mapping[str, Any]) -> str:
-    """Return the PCI address in their common form: NVML's domain has more digits than CUDA's."""
+    """Return the PCI address without leading zeros: NVML writes more of them than CUDA."""
     return str(gpu["pci"] or "").lower().lstrip("0")
 
 

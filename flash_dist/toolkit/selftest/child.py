@@ -245,7 +245,7 @@ def run_cases(
 
 
 def main() -> None:
-    """Run as a process."""
+    """Run the selftest in this process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
     parser.add_argument("--runs", type=int, required=True)

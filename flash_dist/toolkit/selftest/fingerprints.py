@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The hashes of one case."""
+    """The hashes of one case's results."""
 
     case: str
     plan: str  # hash of the kernels chosen and the plan
@@ -54,7 +54,7 @@ class Fingerprint:
         return self.case, self.plan, self.code, self.driver
 
     def differing(self, other: Fingerprint) -> tuple[str, ...]:
-        """Name the tensors that differ."""
+        """Return the names of the tensors that differ."""
         return tuple(name for name in self.digests if self.digests[name] != other.digests[name])
 
 
@@ -71,7 +71,7 @@ class Reference:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Reference:
-        """Read plain data."""
+        """Read the reference from plain data."""
         return cls(
             str(data["gpu"]),
             str(data["recorded"]),
@@ -109,7 +109,7 @@ class Agreement:
 
     @property
     def sentence(self) -> str:
-        """The result in words."""
+        """A sentence about the result."""
         if not self.compared:
             but = f": {self.nearest}" if self.nearest else ""
             return f"no recorded fingerprints for this GPU and these kernels{but}"

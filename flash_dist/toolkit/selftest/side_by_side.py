@@ -64,7 +64,7 @@ def count_threads(places: int, cores: int) -> int:
 
 @dataclass
 class _Child:
-    """A running selftest."""
+    """A selftest that runs in a child process."""
 
     watched: Generator[Path, None, Outcome]
     cases: int = 0

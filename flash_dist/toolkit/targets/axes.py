@@ -66,7 +66,7 @@ class Word:
 
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> Word:
-        """Read plain data.
+        """Read the word from plain data.
 
         Raises:
             AxesError: The name is malformed.
@@ -84,7 +84,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis. Symbols omit a number that equals the one of the axis `default`, or 0."""
+    """One axis. Symbols omit a number that is 0 or equals the number of the axis `default`."""
 
     name: str
     rule: Rule
@@ -97,7 +97,7 @@ class Axis:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Axis:
-        """Read plain data; keys of a newer writer are ignored.
+        """Read the axis from plain data. Ignore keys that a newer version wrote.
 
         Raises:
             AxesError: A name, the rule, the spelling in symbols or a floor is malformed.
@@ -152,7 +152,7 @@ class Axes:
 
     @classmethod
     def from_json(cls, data: Iterable[Mapping[str, Any]]) -> Axes:
-        """Read plain data.
+        """Read the axes from plain data.
 
         Raises:
             AxesError: There are more than 8, two of one name, or two `fits` or `last`; a default is

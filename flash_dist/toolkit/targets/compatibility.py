@@ -102,7 +102,7 @@ class JitPolicy:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables that are on."""
+        """The names of the variables that are on."""
         return tuple(name for name in (self.forced, self.disabled) if name)
 
 

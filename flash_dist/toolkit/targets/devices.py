@@ -66,7 +66,7 @@ class Device:
 
     @classmethod
     def parse(cls, text: str) -> Device:
-        """Read `8.6`."""
+        """Parse a compute capability such as `8.6`."""
         match = re.fullmatch(r"([1-9][0-9]?)\.([0-9])", text.strip())
         if match is None:
             message = f"a compute capability looks like `8.6`, got `{text:.60}`"
@@ -195,7 +195,7 @@ def parse_version(text: str) -> Version:
 
 
 def format_version(version: Version) -> str:
-    """Write (13, 0) as `13.0`."""
+    """Return a version as text: `13.0` for (13, 0)."""
     return f"{version[0]}.{version[1]}"
 
 

@@ -20,7 +20,7 @@ FAMILIES_FROM: Final = (12, 9)  # first toolkit with suffix `f`
 
 @dataclass(frozen=True)
 class Chip:
-    """One compute capability."""
+    """The GPUs of one compute capability."""
 
     version: Version  # the compute capability
     smem_kib: int  # maximum shared memory of one block (opt-in)

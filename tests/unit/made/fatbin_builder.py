@@ -257,7 +257,7 @@ def stream(*images: bytes, codec: str = "zstd", table: bytes | None = None) -> b
 
 
 def container(*entries: bytes, version: int = 1, size: int | None = None) -> bytes:
-    """Put entries into a container."""
+    """Return a container that holds the entries."""
     body = b"".join(entries)
     size = len(body) if size is None else size
     return struct.pack("<IHHQ", 0xBA55ED50, version, 16, size) + body

@@ -16,7 +16,7 @@ needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not i
 
 
 def define(*names: str) -> str:
-    """Return C that defines functions."""
+    """Return C source that defines functions."""
     return "".join(f"void {name}(void) {{}}\n" for name in names)
 
 

@@ -43,7 +43,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Call:
-    """One backward."""
+    """The arguments of one backward call."""
 
     batch: int
     seqlen_q: int

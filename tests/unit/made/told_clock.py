@@ -77,7 +77,7 @@ class Told:
         return ToldMark(self._device.mark(), self.attentions * self.milliseconds)
 
     def capture(self, make: Callable[[], Run], repeats: int) -> Run:
-        """Capture on the device."""
+        """Capture the run on the device."""
         replay = self._device.capture(make, repeats)
 
         def launch() -> object:

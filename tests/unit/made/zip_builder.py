@@ -44,7 +44,7 @@ def build_zip(
     in_list: bytes = b"",
     comment: bytes = b"",
 ) -> bytes:
-    """Write an archive."""
+    """Return the bytes of a zip archive."""
     out, listed, count = b"", b"", 0
     for one in members:
         out += one.before

@@ -74,7 +74,7 @@ def write_isa(toolkit: str) -> str:
 
 
 def judge(library: Library, case: Case) -> Outcome:
-    """Apply the rules."""
+    """Judge a library by the rules."""
     case = replace(case, gpu=_renumber(case.gpu))
     obstacles = {
         name

@@ -69,7 +69,7 @@ class Header(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes to the next entry."""
+        """Number of bytes from this entry to the next one."""
         return self.header_size + self.payload_size
 
     @property

@@ -61,7 +61,7 @@ class Loaded:
 
     @property
     def code(self) -> list[Part]:
-        """Sections with code."""
+        """The parts of the file that contain code."""
         return [Part(one.offset, one.end) for one in self._sections if one.is_code]
 
     def parts(self, without: Iterable[Part]) -> list[Part]:

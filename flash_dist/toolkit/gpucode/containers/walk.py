@@ -51,7 +51,7 @@ _SECTION_BYTES: Final = 64
 
 
 class Bare(NamedTuple):
-    """One cubin."""
+    """A cubin in a file, outside of containers."""
 
     offset: int
     size: int  # bytes in the file

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltWheel:
-    """One finished wheel."""
+    """A wheel that was built."""
 
     archset: ArchSet
     path: Path
@@ -40,7 +40,7 @@ class BuiltWheel:
 
 @dataclass(frozen=True)
 class FailedSet:
-    """A set without a wheel."""
+    """A set whose build failed."""
 
     archset: ArchSet
     reason: str
@@ -52,7 +52,7 @@ class FailedSet:
 
 @dataclass(frozen=True)
 class Builds:
-    """Results of all sets."""
+    """The results of the builds of all sets."""
 
     built: tuple[BuiltWheel, ...]
     failed: tuple[FailedSet, ...] = ()

@@ -32,7 +32,7 @@ def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:
 
 @command
 def main(args: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {MAKE}.building.matrix", description=__doc__.replace("PACKAGE", NAME)
     )

@@ -225,5 +225,5 @@ def _find_modules() -> dict[str, Any]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run as `setup.py` does."""
+    """Run setuptools as `setup.py` does."""
     pack(*(sys.argv[1:] if args is None else args))

@@ -45,7 +45,7 @@ OTHERS: Final = f"{VARIABLE} chooses others"
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """One wheel."""
+    """The plan of one wheel: its targets, and the reason for them."""
 
     toolkit: str  # release: 13.0
     archset: ArchSet

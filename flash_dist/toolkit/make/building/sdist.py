@@ -75,7 +75,7 @@ def _neutral(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
 
 
 def make_sdist(tree: Path, folder: Path) -> Path:
-    """Pack a tree of sources."""
+    """Pack a tree of sources into a folder. Return the path of the sdist."""
     folder.mkdir(parents=True, exist_ok=True)
     options = ["--quiet", "--sdist", *BY_ITSELF, "--outdir", str(folder)]
     run([sys.executable, "-m", "build", *options, str(tree)], os.environ, tree)
@@ -183,7 +183,7 @@ def pack_and_check() -> str:
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     print(pack_and_check())
     return 0
 

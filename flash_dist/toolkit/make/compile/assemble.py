@@ -31,7 +31,7 @@ _FLAGS = ("-O3", "-v")
 
 
 class AssembleError(KernelsError):
-    """PTX that does not assemble."""
+    """Raised for PTX that does not assemble."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class BuildLogError(KernelsError):
 
 @dataclass(frozen=True)
 class Cost:
-    """One kernel object."""
+    """The compile time of one kernel object."""
 
     target: Arch
     family: str
@@ -111,7 +111,7 @@ def _minutes(seconds: float) -> str:
 
 @command
 def main(args: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="nox -s build_cost --", description="Minutes per target and kernel family."
     )

@@ -81,7 +81,7 @@ class NativeBuild:
 
 @dataclass(frozen=True)
 class NativeOptions:
-    """Settings for CMake."""
+    """The settings of a native build, passed to CMake."""
 
     archset: ArchSet
     published: tuple[ArchSet, ...]  # for every CPU
@@ -108,7 +108,7 @@ class NativeOptions:
 
 
 def build_native(options: NativeOptions) -> NativeBuild:
-    """Configure, compile, link and judge."""
+    """Configure, compile and link the library, and check its kernels."""
     folder = options.folder
     hold(folder.with_name(f"{folder.name}.lock"))
     _configure(options, folder)
@@ -275,7 +275,7 @@ def _object_times(folder: Path) -> dict[Path, int]:
 
 
 class Object(NamedTuple):
-    """A compiled file."""
+    """An object file."""
 
     path: Path
     source: str

@@ -56,7 +56,7 @@ def commands(address: str) -> Iterator[Command]:
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     from .pack import write_channel  # noqa: PLC0415 - only this needs the packer
 
     parser = argparse.ArgumentParser(prog="nox -s conda --", description=__doc__.split("\n")[0])

@@ -47,7 +47,7 @@ class Recipe:
 
     @property
     def path(self) -> str:
-        """Its path in the channel."""
+        """The path of the package in the channel."""
         return f"{self.subdir}/{PROJECT}-{self.version}-{self.build}.conda"
 
     def to_json(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ MIN_MEMORY_DISK = 3 << 30  # the unpacked root: /dev/shm is four times as fast
 
 
 class ImageError(KernelsError):
-    """The image cannot be made."""
+    """Raised if the image cannot be made."""
 
 
 def recipe() -> str:
@@ -161,7 +161,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str], folder: Path | None
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     environ = engine_environ(os.environ)
     if is_current(environ):
         print(f"{IMAGE} is up to date")

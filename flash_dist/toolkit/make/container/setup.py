@@ -35,7 +35,7 @@ def wanted_toolkit() -> str:
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     target = find_target()
     if target:
         require_tools(target)

@@ -95,7 +95,7 @@ def run_test(path: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     package, toolkit, *tests = sys.argv[1:]
     variable = name_variable(package)
     versions = os.environ.get(variable, "").split()

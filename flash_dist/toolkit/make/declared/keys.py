@@ -97,7 +97,7 @@ def _tables(told: str, example: str, *, may_be_empty: bool = False) -> Kind:
 
 
 def _or_path(kind: Kind) -> Kind:
-    """Allow a path instead."""
+    """Return a kind that also allows a path."""
 
     def find_fault(value: object) -> str:
         return "" if _fits(value, _LINE) else kind.find_fault(value)

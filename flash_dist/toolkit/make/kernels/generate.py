@@ -63,7 +63,7 @@ extern "C" const KernelEntry {symbol}_entry =
 
 
 def render_source(variants: Sequence[Variant]) -> str:
-    """Write one translation unit."""
+    """Return the source of one translation unit."""
     headers = dict.fromkeys(["plans.h", "native/entry.h", *(v.family.header for v in variants)])
     includes = "".join(f'#include "{header}"\n' for header in headers)
     return includes + "".join(map(render_variant, variants))
@@ -187,7 +187,7 @@ def _predicate(name: str, kind: str, true_for: Iterable[str]) -> Iterator[str]:
 
 
 def render_variants_inc(variants: Iterable[Variant]) -> str:
-    """Write the dispatcher's table."""
+    """Return the source of the dispatcher's table."""
     return "".join(f"KERNEL_VARIANT({', '.join(_macro_arguments(v))})\n" for v in variants)
 
 
@@ -261,7 +261,7 @@ def generate(table: Table, linked: Sequence[Arch], others: Sequence[Arch], out: 
 
 
 def main() -> None:
-    """Command line, called by CMakeLists.txt."""
+    """Run the command, which CMakeLists.txt calls."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -173,7 +173,7 @@ class Table:
 
     @classmethod
     def load(cls, path: Path) -> Table:
-        """Read the table."""
+        """Read the table in a file."""
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         plans = {int(name): size for name, size in data["smem_plans"].items()}
         defaults = data.get("defaults", {})
@@ -208,7 +208,7 @@ class Table:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The purposes of kernels."""
+        """The roles of all families, each once."""
         return tuple(dict.fromkeys(family.role for family in self.families))
 
     @property
@@ -273,12 +273,12 @@ class Variant:
 
     @property
     def place(self) -> Place:
-        """The values of its axes."""
+        """The values of the axes for this variant."""
         return Place(self.words, self.row.sizes, self.row.plan)
 
     @property
     def key(self) -> KernelKey:
-        """The kernel of this variant."""
+        """The key of the kernel that this variant belongs to."""
         return KernelKey(self.family.role, self.words, self.row.sizes)
 
     @property
@@ -296,7 +296,7 @@ class Variant:
 
     @property
     def source(self) -> str:
-        """Its source file, relative to the output folder.
+        """Path of the variant's source file, relative to the output folder.
 
         A file becomes one image, which is compressed as a whole: kernels of a family are alike.
         A word that is part of another word gets a separate file: in one file, nvcc would generate
@@ -310,7 +310,7 @@ class Variant:
         return f"targets/{self.target}/{stem}.cu"
 
     def to_json(self) -> dict[str, object]:
-        """Return its entry of variants.json."""
+        """Return the variant's entry of variants.json."""
         return {
             "symbol": self.symbol,
             "role": self.family.role,

@@ -40,7 +40,7 @@ class Row:
     install_test: str = ""  # module of its install test
 
     def load(self) -> Channel:
-        """Return the module."""
+        """Return the channel's module."""
         return cast("Channel", importlib.import_module(self.module))
 
 

@@ -70,13 +70,13 @@ kernel = get_local_kernel(Path("FOLDER OF THIS FILE"))
 
 @dataclass(frozen=True)
 class Variant:
-    """One wheel as a repository."""
+    """One wheel as a folder of a repository for `kernels`."""
 
     artefact: Artefact
 
     @property
     def name(self) -> str:
-        """The name of its folder, which `kernels` compares with a machine."""
+        """The name of the wheel's folder, which `kernels` compares with a machine."""
         manifest = self.artefact.manifest
         cuda, torch = (x.replace(".", "") for x in (manifest.toolkit.cuda, manifest.torch_min))
         return f"torch-stable-abi{torch}-cu{cuda}-{manifest.arch_set.machine}-linux"
@@ -220,7 +220,7 @@ def write(artefact: Artefact, folder: Path) -> None:
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="nox -s hub", description=__doc__.split("\n")[0])
     parser.parse_args()
     for artefact in find_artefacts(ROOT / "dist"):

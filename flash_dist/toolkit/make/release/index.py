@@ -229,7 +229,7 @@ commands = no_commands  # pip's and uv's commands are equal for all wheels
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="nox -s index --", description="Make a package index.")
     parser.add_argument("--url", default=LOCAL_URL, help="where it will be served from")
     parser.add_argument(

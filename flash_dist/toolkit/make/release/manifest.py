@@ -179,7 +179,7 @@ def _sum(dist: Path, paths: Sequence[Path]) -> str:
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="nox -s manifest --", description=__doc__.split("\n")[0])
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
     parser.add_argument(

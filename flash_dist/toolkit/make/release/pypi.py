@@ -175,7 +175,7 @@ def write(dist: Path, artefacts: Sequence[Artefact], *, partial: bool) -> list[P
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="nox -s pypi --", description="Make wheels for PyPI.")
     parser.add_argument(
         "--partial", action="store_true", help="go on without the sets of the default index"

@@ -236,7 +236,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     args = make_parser().parse_args(arguments)
     STAGES[args.stage](args, load_project().version)
     return 0

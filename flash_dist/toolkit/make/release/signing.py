@@ -153,7 +153,7 @@ def sign_file(path: Path, kind: str, signers: Sequence[CryptoSigner]) -> Path:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="nox -s keys --", description="Make a pair of keys.")
     parser.add_argument("folder", type=Path, help="a folder that only you can read")
     parser.add_argument(

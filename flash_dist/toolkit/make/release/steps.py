@@ -28,10 +28,10 @@ class StepError(KernelsError):
 
 @dataclass(frozen=True)
 class Step:
-    """One step.
+    """A step of a release.
 
     Args:
-        name: Name of its session.
+        name: Name of its session in nox.
         made: Patterns of the files in dist/ that it makes; empty for a step that only checks.
         asked: Everything else that its result depends on.
     """
@@ -45,7 +45,7 @@ def walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], No
     """Run the steps that are not complete, in their order.
 
     Args:
-        dist: Folder of their files.
+        dist: Folder of the files that the steps make.
         basis: Whatever all steps depend on, such as the commit.
         steps: All steps of the release.
         run: Runs one step. An error ends all.

@@ -88,7 +88,7 @@ commands = no_commands  # it is on PyPI
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     wheel = write(ROOT / "dist")
     print(f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.name}")
     return 0

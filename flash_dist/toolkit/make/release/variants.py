@@ -100,7 +100,7 @@ commands = no_commands
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="nox -s variants --", description="Make variant wheels.")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
     args = parser.parse_args()

@@ -57,7 +57,7 @@ LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays,
 
 
 def build_zipapp(dependencies: Path, out: Path) -> None:
-    """Write the program."""
+    """Write the program with its dependencies as a zip application."""
     members = dict(_collect(dependencies))
     project = load_project()
     info = f"{NAME}-{project.version}.dist-info/METADATA"
@@ -113,7 +113,7 @@ commands = no_commands  # it is not installed
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="nox -s zipapp --", description=__doc__.split("\n")[0].replace("PACKAGE", NAME)
     )

@@ -31,7 +31,7 @@ class Target:
 
     @property
     def gxx(self) -> str:
-        """The cross compiler."""
+        """The name of the cross compiler."""
         return f"{self.triple}-g++"
 
     @property

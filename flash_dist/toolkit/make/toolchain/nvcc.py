@@ -23,7 +23,7 @@ INFOS: Final = "dist-info"  # folder in a toolkit: pip's records of its packages
 
 
 class ToolchainError(KernelsError):
-    """No usable CUDA toolkit."""
+    """Raised if there is no usable CUDA toolkit."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def keep_toolkit(home: Path, folder: Path) -> Path:
 
 
 def release_of(version: str) -> str:
-    """Return 13.0 for 13.0.88."""
+    """Return the release of a version: 13.0 for 13.0.88."""
     return ".".join(version.split(".")[:2])
 
 

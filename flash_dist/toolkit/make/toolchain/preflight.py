@@ -31,7 +31,7 @@ Version = tuple[int, int]
 
 
 class PreflightError(KernelsError):
-    """This machine cannot build. The message has the reason, the hint a remedy."""
+    """Raised if this machine cannot build. The message has the reason, the hint a remedy."""
 
 
 @dataclass(frozen=True)

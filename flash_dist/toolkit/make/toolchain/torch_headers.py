@@ -65,7 +65,7 @@ class Lock:
 
     @classmethod
     def load(cls, path: Path = LOCK) -> Lock:
-        """Read the pins."""
+        """Read the version and the hashes from the lock."""
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         return cls(data["version"], data["sha256"])
 
@@ -298,7 +298,7 @@ def _sha256(data: bytes) -> str:
 
 @command
 def main() -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description="Fetch or pin the torch headers of the binding.")
     parser.add_argument("--lock", metavar="VERSION", help="pin the headers of this torch")
     args = parser.parse_args()

@@ -241,7 +241,7 @@ def read_arguments(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 @command
 def main() -> int:
-    """Command line: cibuildwheel's audit step."""
+    """Run the command, which cibuildwheel calls to audit a wheel."""
     args = read_arguments()
     asked = replace(ArchSet.parse(args.archs), budget_bytes=args.budget)
     require_platform(args.wheel, args.platform)

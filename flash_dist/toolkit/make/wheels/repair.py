@@ -39,7 +39,7 @@ def repair_words(wheel: Path, folder: Path, machine: str, plat: str | None = Non
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog=f"python -m {MAKE}.wheels.repair")
     parser.add_argument("--plat", help="the tag it must get, without the CPU")
     parser.add_argument("wheel", type=Path)

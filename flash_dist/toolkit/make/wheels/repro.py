@@ -55,7 +55,7 @@ def find_differences(one: dict[str, str], other: dict[str, str]) -> Iterator[str
 
 @command
 def main(args: Sequence[str]) -> int:
-    """Command line: the two folders."""
+    """Compare two folders: `args` are their paths. Return the exit status."""
     one, other = (digest_files(Path(arg)) for arg in args)
     differences = list(find_differences(one, other))
     for name, digest in one.items():

@@ -101,7 +101,7 @@ def both(*changes: Callable[[Files], Files]) -> Callable[[Files], Files]:
 
 
 def one(name: str, **changes: object) -> Pack:
-    """Compress one member differently."""
+    """Return a function that compresses one member differently."""
 
     def pack(members: list[Packed]) -> bytes:
         assert any(member.name == name for member in members)
