@@ -291,7 +291,7 @@ def count_variants() -> int:
 
 
 def count_kernels() -> int:
-    """Count the kernels of those variants."""
+    """Count the kernels of the set `all`."""
     return len({variant.key for variant in _variants_for_hopper()})
 
 

@@ -79,7 +79,7 @@ def compare_pass(pass_: str) -> str:
 
 
 def compare_newer() -> str:
-    """Compare the shapes of the figure with the newest kernels of others."""
+    """Compare our rates on the shapes of the figure with those of the newest kernels of others."""
     passes = ("forward", "backward")
     lines = [
         [

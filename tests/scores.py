@@ -56,7 +56,7 @@ class Scored:
 def score(
     problem: Problem, features: str, seed: int = 0, documents: Documents | None = None
 ) -> Scored:
-    """Return the problem with the named ones of softcap, alibi, alibi-batch and sinks.
+    """Return the problem with the named features: softcap, alibi, alibi-batch and sinks.
 
     lse gets a gradient, too.
     """

@@ -212,7 +212,7 @@ def write_findings() -> Iterator[str]:
 
 
 def write_row(entry: Entry) -> str:
-    """Write the row of the index at the address of a finding."""
+    """Return the row of the index for a finding, with the id of the finding as its anchor."""
     title = entry.title.replace("|", "\\|")
     return f'| <span id="{entry.id}" class="finding"></span>[`{entry.id}`](#{entry.id}) | {title} |'
 

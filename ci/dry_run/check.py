@@ -60,7 +60,10 @@ def describe(reference: Reference) -> str:
 
 
 def check(references: Iterable[Reference]) -> Iterator[str]:
-    """Return recordings whose cases have other plans; print recordings that lack a case."""
+    """Yield a sentence for each recording whose cases now have other plans.
+
+    Print the recordings that lack a case.
+    """
     known: dict[tuple[Setting, tuple[Arch, ...]], Plans] = {}
     for reference in references:
         asked = reference.setting, find_archs(reference)

@@ -227,7 +227,7 @@ def try_wheel(test: WheelTest, *, torch: bool) -> bool:
 
 @command
 def main(args: Sequence[str] | None = None) -> int:
-    """Command line: the folder of the wheels' dependencies, and options."""
+    """Run the command; `args` are the folder of the wheels' dependencies, and options."""
     parser = argparse.ArgumentParser(prog="nox -s arm_test --", description="Try aarch64 wheels.")
     parser.add_argument("--site", type=Path, required=True, help="packages for aarch64")
     parser.add_argument("--torch", action="store_true", help="import torch, too: minutes")

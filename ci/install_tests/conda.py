@@ -113,7 +113,7 @@ class CondaTests:
             return Result(PICK, what, "FAIL", str(error))
 
     def try_pick(self, gpus: str, cuda: str = CUDA, lacking: str = "__cuda_arch") -> str:
-        """Install without naming a set on a machine with some GPUs; doctor must accept the result.
+        """Install for some GPUs without naming a set; doctor must accept the result.
 
         If no set fits, the refusal must name what is lacking.
         """

@@ -85,7 +85,9 @@ PAIRS: Final = (
 def try_torches(
     artefacts: Sequence[Artefact], pick: str, work: Path, most: int | None = None
 ) -> Iterator[Result]:
-    """Test the wheel of one set with every pair; the pairs of a torch share packages.
+    """Test the wheel of one set with every pair of torch and Python.
+
+    The pairs of one torch share packages.
 
     Args:
         artefacts: The wheels.

@@ -157,7 +157,7 @@ def _draw_panel(axis: Any, rows: list[Row], pass_: str, names: tuple[str, ...]) 
 
 
 def choose_bars(names: tuple[str, ...], pass_: str) -> tuple[str, ...]:
-    """Drop forwards that equal another bar: deterministic mode only fills their memory."""
+    """Drop bars that repeat another one: in the forward, deterministic mode only fills memory."""
     if pass_ != "forward":
         return names
     shown = {f"{name}{DETERMINISTIC}" for name in names}

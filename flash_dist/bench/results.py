@@ -282,7 +282,11 @@ def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 
 
 def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
-    """Return our rates on packed documents divided by the same batch: (row, pass, ratio)."""
+    """Divide our rates with packed documents by those with the same documents as a batch.
+
+    Returns:
+        The row with packed documents, the pass and the ratio.
+    """
 
     def are_held_together(packed: Row, batch: Row) -> bool:
         lengths = packed.shape.documents
@@ -297,7 +301,11 @@ def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 def _rate_ratios(
     rows: Iterable[Row], are_held_together: Callable[[Row, Row], bool]
 ) -> list[tuple[Row, str, float]]:
-    """Return our rate on one row divided by that on another: (row, pass, ratio)."""
+    """Divide our rate on each row by that on each row that it is compared with.
+
+    Returns:
+        The first row, the pass and the ratio.
+    """
     timed = [row for row in rows if not row.eager]
     found = []
     for row in timed:

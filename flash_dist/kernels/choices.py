@@ -65,7 +65,7 @@ class Choice:
         self._choose(value)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return the function with each call in such a block; undo the choice made here.
+        """Return a function that makes the choice for each call; undo the choice of the constructor.
 
         Raises:
             TypeError: The argument is no function, or its body runs after the call (a generator,
@@ -88,7 +88,7 @@ class Choice:
         return within
 
     def __enter__(self) -> None:
-        """Make the choice; once more if this is its second block."""
+        """Make the choice, which the previous block of this object has undone."""
         self._choose(self._value)
 
     def __exit__(

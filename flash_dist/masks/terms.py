@@ -50,7 +50,7 @@ class Term(ABC):
         """Return lo and hi [batch or 1, heads or 1, seqlen_q or 1]: query i sees lo <= j < hi."""
 
     def hull(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - only for terms with a hull
-        """Return intervals beyond which no query sees a key, if `intervals` has none; None: all."""
+        """Return intervals outside of which no query sees a key; None: no such bound is known."""
         return None
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:

@@ -61,7 +61,7 @@ def seen_keys(seqlen_q: int, seqlen_k: int, left: int, right: int) -> Tensor:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Quint:
-    """Return out, lse and the gradients with respect to q, k, v, for fixed upstream ones."""
+    """Return out, lse, dq, dk and dv, for fixed gradients of out and lse."""
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     out, lse = flash_attn_func(*leaves, return_lse=True, **options)
     finite = torch.isfinite(lse)

@@ -322,7 +322,7 @@ def packed_inside(longest: int) -> Tensor:
 
 
 def refuse(call: Callable[..., object], name: str) -> Case:
-    """Return the refusal of an argument that accepts only a value without effect."""
+    """Return a case of an argument that refuses every value with an effect."""
     value, text = UNSERVED[name]
     return (lambda: call(**{name: value})), (ValueError, text)
 

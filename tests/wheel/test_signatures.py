@@ -134,7 +134,7 @@ def test_return_attn_probs_gives_lse_and_no_probabilities() -> None:
 
 
 def assert_same_as_parts(stacked: Any, parts: Any, leaves: Any, wholes: Any) -> None:  # noqa: ANN401
-    """Compare (out, lse, None) and gradients: of the parts, stacked, and of the whole."""
+    """Compare (out, lse, None) and the gradients of a stacked call with those of its parts."""
     assert stacked[2] is parts[2] is None
     assert torch.equal(stacked[0], parts[0])
     assert torch.equal(stacked[1], parts[1])

@@ -84,7 +84,7 @@ struct DkdvOfPair {
     load_second(before(stages));
   }
 
-  // Computes, in a warpgroup of 64 keys.
+  // Computes dV or dK, in a warpgroup of 64 keys.
   __device__ __forceinline__ void compute() const {
     Sum sum;
     sum.clear();

@@ -40,7 +40,7 @@ struct DqGemmSm90 {
   const BwdParams& p = params.p;
   const DqSm90Work<Config::BLOCK_M>& work = smem.work;
 
-  // Loads, in one thread.
+  // Loads K and dS of all stages, in one thread.
   __device__ __forceinline__ void load() const {
     const DqBlock& block = work.block;
     const uint8_t* slots = static_cast<const uint8_t*>(p.ds) +
@@ -72,7 +72,7 @@ struct DqGemmSm90 {
     }
   }
 
-  // Computes, in a warpgroup of 64 queries.
+  // Computes dQ, in a warpgroup of 64 queries.
   __device__ __forceinline__ void compute() const {
     Sum dq;
     dq.clear();

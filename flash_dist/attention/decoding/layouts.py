@@ -61,7 +61,7 @@ check_tensors_once = lru_cache(maxsize=4096)(check_tensors)  # most calls repeat
 
 
 def check_latent(q: Layout, k: Layout, head_dim_v: int, *, named: bool) -> bool:
-    """Raise if queries cannot use latent keys; return whether kernels can read their strides.
+    """Raise if queries cannot use latent keys; return whether kernels can read the strides of q.
 
     Args:
         q: Layout of the queries.

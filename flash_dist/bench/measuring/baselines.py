@@ -40,7 +40,7 @@ class Baselines:
             self.fail(name, error)
 
     def fail(self, name: str, error: Exception) -> None:
-        """Exclude a baseline; for ours that is a finding."""
+        """Exclude a baseline; report a finding if it is ours."""
         reason, shape = describe_failure(error), self.problem.shape.name
         if is_fatal(error):
             self.lost = f"the GPU accepts no work after {name} failed on {shape}"

@@ -83,7 +83,10 @@ def describe_load(report: Report) -> Iterator[str]:
 
 
 def summarize(rows: Sequence[Row], pass_: str, peers: Sequence[str]) -> Iterator[str]:
-    """Yield the geometric means of groups and of all, and the lowest ratio, per peer."""
+    """Yield a line per peer with the means of all rows and of each group, and the lowest ratio.
+
+    Further lines compare our rates on unequal and equal documents, and on packs and batches.
+    """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(_group_of(row), []).append(row)

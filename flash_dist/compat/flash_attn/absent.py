@@ -39,6 +39,6 @@ def refuse(module: str, name: str, served: Iterable[str]) -> AttributeError | Im
 
 
 def _is_imported() -> bool:
-    """Return whether `from ... import` asks the module, rather than `.` or getattr."""
+    """Return whether `from ... import` reads the name, instead of `.` or getattr."""
     asking = sys._getframe(3)  # noqa: SLF001 - of refuse's caller's caller
     return asking.f_code.co_code[asking.f_lasti] == dis.opmap["IMPORT_FROM"]

@@ -209,7 +209,7 @@ def _check_indices(indices: Tensor) -> None:
 
 
 def _refuse_index(indices: Tensor, rows: int) -> ValueError:
-    """Return the message for an index that torch has rejected, which it checks only on the CPU."""
+    """Return the error for an index that torch has rejected; torch checks only on the CPU."""
     least, most = (int(x) for x in indices.aminmax())
     wrong = most if most >= rows else least
     return ValueError(f"indices must be from 0 to {rows - 1}, the last row, got {wrong}")

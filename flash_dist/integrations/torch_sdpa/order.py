@@ -112,7 +112,7 @@ def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _goes_first() -> bool:
-    """Return whether flash is preferred now; in a graph, at tracing time, as torch's own order is.
+    """Return whether flash is preferred now. A graph keeps the answer, as with torch's own order.
 
     torch's SDPA selector excludes cuDNN in deterministic mode, unless that mode only warns.
     """

@@ -31,7 +31,7 @@ class Registration:
     """Our kernels in torch's dispatcher, until `remove` is called."""
 
     def __init__(self, key: str = "CUDA") -> None:
-        """Register them for the devices of a dispatch key."""
+        """Register our kernels for the devices of a dispatch key."""
         self._library: Any = torch.library.Library("aten", "IMPL", key)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_OVERRIDING)  # overriding is intended

@@ -49,7 +49,7 @@ def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tens
 
 
 def is_added(mask: Tensor) -> bool:
-    """Return whether a mask of numbers is more than a mask that hides keys, or must not be read."""
+    """Return whether a mask of numbers does more than hide keys, or must not be read."""
     if not mask.is_floating_point():
         return False
     if (mask.requires_grad and torch.is_grad_enabled()) or is_symbolic(mask) or is_traced():

@@ -105,7 +105,7 @@ def find_missing(
 def describe_allowed(
     archs: Iterable[Arch], inspection: Inspection, allowed: re.Pattern[str]
 ) -> Iterator[str]:
-    """Say how many fatbins are allowed to lack a required target and do."""
+    """Say how many fatbins lack a required target and are allowed to lack it."""
     fatbins = _Fatbins.read(inspection)
     names = _name_fatbins(inspection)
     for required in archs:
@@ -116,7 +116,10 @@ def describe_allowed(
 
 
 def describe_by_name(archs: Sequence[Arch], inspection: Inspection) -> str:
-    """Say how many fatbins have a required target only in other fatbins; empty if none has."""
+    """Say how many fatbins lack a required target that fatbins of the same kernels have.
+
+    Return an empty text if there are none.
+    """
     fatbins = _Fatbins.read(inspection)
     helped = {
         one
@@ -204,7 +207,7 @@ def _share_by_name(
 def _find_stems(
     groups: Mapping[int, Sequence[Arch]], inspection: Inspection
 ) -> tuple[dict[int, set[str]], set[int]]:
-    """Return the kernel names without their target, for fatbins whose every name holds a target.
+    """Return the kernel names without their target, for fatbins in which each name holds a target.
 
     Also return the fatbins in which every name holds its target more than once.
     """

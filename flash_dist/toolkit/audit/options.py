@@ -41,7 +41,7 @@ class AuditOptions:
     policies: tuple[tuple[str, AuditOptions], ...] = ()  # pattern of library names, its options
 
     def over(self, others: AuditOptions) -> AuditOptions:
-        """Return these options, with others as defaults."""
+        """Return these options, and those of `others` where these are not set."""
         given = {
             field.name: value
             for field in fields(self)
@@ -149,7 +149,7 @@ def _find_table(path: Path) -> Mapping[str, Any]:
 
 
 def parse_size(text: str) -> int:
-    """Read `100MB`, `1.5 GiB` or a number of bytes."""
+    """Parse a size: `100MB`, `1.5 GiB` or a number of bytes."""
     match = _SIZE.fullmatch(text.strip())
     size = math.inf if match is None else float(match[1]) * _UNITS[match[2]]
     if size == math.inf:

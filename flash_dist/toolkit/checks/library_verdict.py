@@ -66,7 +66,7 @@ class LibraryVerdict:
 
     @property
     def counts(self) -> dict[tuple[How, str], int]:
-        """Containers by way and target, the best way first."""
+        """Number of containers by way to the GPU and target, the best way first."""
         able = (one for one in self.containers if one.how != "no")
         found = Counter((one.how, str(one.arch or NOT_UNDERSTOOD)) for one in able)
         return dict(sorted(found.items(), key=lambda item: PREFERENCE.index(item[0][0])))

@@ -78,7 +78,7 @@ def add_runs(parser: argparse.ArgumentParser, usual: int) -> None:
 
 
 def add_imagined(parser: argparse.ArgumentParser, *, gpu: str, driver: str) -> None:
-    """Add `--gpu` and `--driver`: a machine that is not here.
+    """Add `--gpu` and `--driver`, which describe an imagined machine.
 
     Args:
         parser: Parser of the subcommand.

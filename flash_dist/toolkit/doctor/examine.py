@@ -81,7 +81,7 @@ class Examination:
         return exit_code(self.results, checked_gpu=checked, strict=strict)
 
     def _is_of_gpu(self, result: CheckResult) -> bool:
-        """Tell if a result is about one GPU; libraries without GPU code have one for all GPUs."""
+        """Tell if a result is about one GPU; libraries without GPU code have one result for all."""
         if result.entry is NO_GPU_CODE:
             return bool(self.environment.cuda.gpus)
         return result.gpu is not None and result.status != "skip"

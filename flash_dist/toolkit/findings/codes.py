@@ -136,7 +136,7 @@ class Code:
 
     @property
     def name(self) -> str:
-        """The driver's name, else the runtime's."""
+        """The name of the code in the driver, else that in the runtime."""
         return f"CUDA_ERROR_{self.driver}" if self.driver else f"cudaError{self.runtime}"
 
 

@@ -83,7 +83,7 @@ class Phrase:
     @classmethod
     @cache
     def parse(cls, text: str) -> Phrase:
-        """Read a phrase as an entry has it."""
+        """Parse a phrase of an entry."""
         plain = unquote(text)
         literals = tuple("".join(one.lower().split()) for one in _PLACE.split(plain)[::2])
         kinds = [place for place, name in enumerate(_PLACES, 1) if f"{{{name}}}" in plain]

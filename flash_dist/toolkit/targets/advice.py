@@ -52,7 +52,7 @@ def describe_device(device: Device, name: str = "") -> str:
 
 
 def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[ArchSet, ...]:
-    """Return the arch sets that serve all of these GPUs, and do it best; the smallest first.
+    """Return the arch sets that serve all of these GPUs in the best way, the smallest first.
 
     A set that needs the JIT is not named beside one with SASS; see `order_of_sets`.
     """

@@ -38,7 +38,7 @@ each_library = pytest.mark.parametrize("one", LIBRARIES, ids=lambda one: str(one
 def disagree(
     path: Path, one: Library, driver: int, name: str, gpus: tuple[Number, ...] = GPUS
 ) -> list[str]:
-    """Return the cells where doctor and the rules disagree: if code runs, how, or why not."""
+    """Return the cells where doctor and the rules differ in whether code runs, how, or why not."""
     _, answers = ask(path, gpus, driver, VARIABLES[name])
     return compare(one, driver, name, gpus, answers)
 

@@ -94,7 +94,7 @@ def testing(
 
 @contextmanager
 def downloading() -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function of the bytes so far and in total that draws a bar."""
+    """Yield a function that draws a bar; its arguments are the bytes so far and in total."""
     if not is_terminal(sys.stderr):
         yield lambda _done, _total: None
         return

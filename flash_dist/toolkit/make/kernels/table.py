@@ -322,10 +322,10 @@ class Variant:
 
 
 def cpp_char(suffix: str) -> str:
-    """The suffix as a C++ character literal."""
+    """Return the suffix as a C++ character literal."""
     return f"'{suffix}'" if suffix else r"'\0'"
 
 
 def cpp_target(arch: Arch) -> str:
-    """The target as a C++ type."""
+    """Return the target as a C++ type."""
     return f"Target<{arch.number}, {cpp_char(arch.suffix)}, Code::{'PTX' if arch.ptx else 'SASS'}>"
