@@ -97,7 +97,7 @@ class Environment:
         self.run(*program, "doctor", "--save", str(record), "--no-selftest", fine=ANY_VERDICT)
 
     def run(self, *words: str, fine: Sequence[int] = (0,)) -> str:
-        """Run the client's Python. The dependencies of the tools come from the Python of this test."""
+        """Run the client's Python, with the tools' dependencies from this test's Python."""
         place = next(path for path in sys.path if path.endswith("site-packages"))
         variables = {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1"}
         return call([str(self.python), *words], variables, fine=fine)

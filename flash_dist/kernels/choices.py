@@ -65,7 +65,7 @@ class Choice:
         self._choose(value)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that makes the choice for each call; undo the choice of the constructor.
+        """Return a function that makes the choice for each call; undo the constructor's choice.
 
         Raises:
             TypeError: The argument is no function, or its body runs after the call (a generator,
