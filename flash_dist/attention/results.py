@@ -28,7 +28,7 @@ FLAGS: Final = {
 
 
 class ReturnsLse(Protocol[P]):
-    """A function that also returns lse, on return_lse or return_attn_probs."""
+    """A function that also returns lse if return_lse or return_attn_probs is True."""
 
     @overload
     def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
@@ -52,7 +52,7 @@ class ReturnsLse(Protocol[P]):
 
 
 class ReturnsSoftmaxLse(Protocol[P]):
-    """A function that also returns lse, on return_softmax_lse."""
+    """A function that also returns lse if return_softmax_lse is True."""
 
     @overload
     def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
@@ -65,7 +65,7 @@ class ReturnsSoftmaxLse(Protocol[P]):
 
 
 class ReturnsAux(Protocol[P]):
-    """A function that also returns lse, on return_lse or torch's return_aux."""
+    """A function that also returns lse if return_lse or torch's return_aux asks for it."""
 
     @overload
     def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...

@@ -1,4 +1,4 @@
-"""Packages that plug this one into others are found by name, as functions are."""
+"""Subpackages such as `compat` are attributes of the package, like its functions."""
 
 from __future__ import annotations
 

@@ -127,10 +127,11 @@ CAUSAL: Final = Mask("causal")
 
 @dataclass(frozen=True)
 class Shape:
-    """One problem. With documents (lengths), tokens are packed; layers is the height of a stack.
+    """One problem. If it has documents, which are lengths, its tokens are packed.
 
-    A cached problem has k and v in a cache, and only a forward; v may be part of k. scores is a
-    score modification, one of SCORES or FEATURES.
+    A cached problem has k and v in a cache, and only a forward; v may be part of k. layers is the
+    number of layers that follow each other. scores is a score modification, one of SCORES or
+    FEATURES.
     """
 
     batch: int

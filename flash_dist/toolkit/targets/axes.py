@@ -146,7 +146,7 @@ def _read_floors(data: Mapping[str, Any]) -> tuple[tuple[int, Device], ...]:
 
 @dataclass(frozen=True)
 class Axes:
-    """All axes of a package, those of a key first."""
+    """All axes of a package; the axes of a key come first."""
 
     every: tuple[Axis, ...]
 

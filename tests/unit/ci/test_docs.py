@@ -85,7 +85,7 @@ def test_every_link_of_a_text_leads_to_a_file(path: Path) -> None:
 
 
 def test_paths_in_contributing_exist() -> None:
-    """Every path in backticks, except places that a newcomer creates."""
+    """Check every path in backticks, except places that a newcomer creates."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     folders = "csrc|flash_dist|ci|tests|docs|benchmarks|\\.github"
     named = re.findall(rf"`((?:{folders})/[\w./-]*)`", text)

@@ -42,7 +42,7 @@ CAUSES: Final = {
 
 
 class FailingDriver:
-    """A libcuda whose `cuInit` fails; the stub of the toolkit does not even know its own codes."""
+    """A libcuda whose `cuInit` fails; all calls fail with code 34, that of the toolkit's stub."""
 
     def __init__(self, code: int) -> None:
         self.code = code

@@ -111,7 +111,7 @@ def test_a_copy_looks_for_the_library_that_it_has(tmp_path: Path) -> None:
 
 
 def test_no_source_of_ours_names_operators_otherwise() -> None:
-    """An attribute `ops.flash_dist`, or a string that is the namespace or begins with it."""
+    """Look for the attribute `ops.flash_dist`, and for strings that begin with the namespace."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(_OPERATORS.sub("f_00000000", path.read_text()))):
             if isinstance(node, ast.Attribute):
@@ -155,7 +155,7 @@ def test_a_variant_is_named_by_torch_cuda_and_machine(
 
 
 def test_the_docs_print_the_lines_of_the_card(tmp_path: Path) -> None:
-    """`tests/integrations/hub` runs these."""
+    """`tests/integrations/hub` runs these lines."""
     card = Variant(make(tmp_path)).files()["README.md"].decode()
     page = (ROOT / "docs" / "frameworks.md").read_text()
     printed, *_ = re.findall(r"```python\n(.*?get_local_kernel.*?)```", card, re.DOTALL)
