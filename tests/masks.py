@@ -113,7 +113,7 @@ def _padding_left(sizes: Sizes) -> Shown:
 
 
 def _steps(length: int, count: int, sizes: Sizes) -> Tensor:
-    """[batch, length] ids that increase at random places."""
+    """Return [batch, length] ids that increase at random places."""
     ids = torch.randint(0, count, (sizes.batch, length), generator=sizes.random(), device=HOST)
     return ids.sort(-1).values.int()
 
@@ -125,7 +125,7 @@ def _block_causal(sizes: Sizes) -> Shown:
 
 
 def _sixteen_blocks(sizes: Sizes) -> Shown:
-    """The mask of a policy: blocks of equal length, each of which sees itself and all before."""
+    """Return the mask of a policy: equal blocks, which see themselves and earlier blocks."""
     q_ids = (torch.arange(sizes.seqlen_q, device=HOST) * 16 // sizes.seqlen_q).int()
     k_ids = (torch.arange(sizes.seqlen_k, device=HOST) * 16 // sizes.seqlen_k).int()
     visible = (k_ids[None, :] <= q_ids[:, None])[None, None]
@@ -172,7 +172,7 @@ def _intervals(sizes: Sizes) -> Shown:
 
 
 def _intervals_far_apart(sizes: Sizes) -> Shown:
-    """Rows alternately see the first and the last keys; in later tiles, those in between."""
+    """Return a mask whose rows see the first or last keys; in later tiles, some between them."""
     i, seqlen_k = torch.arange(sizes.seqlen_q, device=HOST), sizes.seqlen_k
     few = seqlen_k // 5
     odd, later = i % 2 == 1, i >= max(64, sizes.seqlen_q * 2 // 3 // 64 * 64)
@@ -185,7 +185,7 @@ def _intervals_far_apart(sizes: Sizes) -> Shown:
 
 
 def _intervals_per_head(sizes: Sizes) -> Shown:
-    """Windows that move with the rows, with a different width for each head and batch entry."""
+    """Return windows that move with the rows, with another width for each head and batch entry."""
     shape = (2, sizes.batch, sizes.num_heads, 1)
     before, after = torch.randint(0, 120, shape, generator=sizes.random(), device=HOST)
     middle = torch.arange(sizes.seqlen_q, device=HOST) * sizes.seqlen_k // sizes.seqlen_q

@@ -109,20 +109,20 @@ def bottom_right(seqlen_q: int, seqlen_k: int) -> Tensor:
 
 
 def _heads_first(x: Tensor, heads: int) -> Tensor:
-    """[batch, seqlen, ..., dim] -> [batch, heads, seqlen, dim], kv heads repeated."""
+    """Return [batch, seqlen, ..., dim] as [batch, heads, seqlen, dim], kv heads repeated."""
     x = x.flatten(2, -2).transpose(1, 2)
     return x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def _heads_last(x: Tensor, like: Tensor) -> Tensor:
-    """[batch, num_heads_q, seqlen, dim] -> shape of `like`, summed over a group."""
+    """Return [batch, num_heads_q, seqlen, dim] in the shape of `like`, summed over a group."""
     heads = like[0, 0, ..., 0].numel()
     x = x.unflatten(1, (heads, -1)).sum(2) if heads != x.shape[1] else x
     return x.transpose(1, 2).reshape(*like.shape[:-1], x.shape[-1])
 
 
 def _softmax(problem: Problem, scores: Tensor) -> Tensor:
-    """Softmax over the visible keys; a row without any is zero."""
+    """Return the softmax over the visible keys; a row without a visible key is zero."""
     if problem.visible is None:
         return scores.softmax(-1)
     weights = scores.masked_fill(~problem.visible, -torch.inf).softmax(-1)

@@ -140,7 +140,7 @@ def _multiply(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _find_scores(scored: Scored, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the scores behind softcap, ALiBi, bias and mask, [batch, heads, queries, keys]."""
+    """Return the scores after softcap, ALiBi, bias and mask, [batch, heads, queries, keys]."""
     problem, dtype = scored.problem, q.dtype
     s = _multiply(q, k) * problem.scale
     if scored.softcap:
@@ -249,7 +249,7 @@ def find_faults(actual: Mapping[str, Tensor], scored: Scored) -> list[str]:
         terms = 8.0 if single else 1.0
         if name == "dsinks":  # a sum over rows
             terms *= (exact["lse"].numel() / want.numel()) ** 0.5
-        if name == "dbias":  # likewise; it may have fewer bits than the results
+        if name == "dbias":  # also a sum over rows; its dtype may have fewer bits
             terms *= _rows_of_an_entry(scored) ** 0.5
             unit = max(unit, torch.finfo(got.dtype).eps / 2)
         allowed = MARGIN * base + unit * size * terms

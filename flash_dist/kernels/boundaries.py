@@ -44,7 +44,7 @@ class BoundariesError(ValueError):
 
 @cache
 def warn_unchecked(where: str) -> None:
-    """Warn, once per place, that FLASH_DIST_CHECK cannot check there."""
+    """Warn once per place that FLASH_DIST_CHECK has no effect there."""
     message = f"{CHECK_VARIABLE}=1 does not check cu_seqlens in {where}, which must not wait"
     warnings.warn(message, stacklevel=2)
 

@@ -313,7 +313,7 @@ def _store(target: Tensor, x: Tensor) -> None:
 
 
 def _heads_first(x: Tensor) -> Tensor:
-    """[batch, seqlen, heads or (num_heads_kv, group), head_dim] -> [batch, heads, seqlen, ...]."""
+    """Return x, which may have an axis for the group, as [batch, heads, seqlen, head_dim]."""
     flat: Tensor = x.flatten(2, -2)
     return flat.to(_compute_dtype(x)).transpose(1, 2)
 

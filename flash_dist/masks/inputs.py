@@ -268,7 +268,7 @@ def parse_ids(name: str, q_ids: Integers, k_ids: Integers | None) -> tuple[Tenso
 
 
 def parse_interval(name: str, bound: Integers) -> Tensor:
-    """Return [batch or 1, heads or 1, seqlen_q]."""
+    """Return a bound of the intervals as [batch or 1, heads or 1, seqlen_q]."""
     parsed = parse_integers(name, bound, INTERVALS)
     has_batch_only = _as_tensor(name, bound).dim() == 2  # noqa: PLR2004
     return parsed.transpose(0, 1) if has_batch_only else parsed

@@ -74,7 +74,7 @@ def attend(  # noqa: PLR0913 - an attention problem
     scores: Scores = PLAIN,
     dropout: Dropout | None = None,
 ) -> Tensors:
-    """Attention and its gradients by the textbook formulas, every step rounded to `dtype`.
+    """Compute attention and its gradients by the textbook formulas, each step rounded to `dtype`.
 
     Args:
         tensors: q [batch, seqlen_q, num_heads_q, head_dim], k [batch, seqlen_k, num_heads_kv,

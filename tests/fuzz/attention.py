@@ -69,7 +69,7 @@ _FEATURES: Final = (
     *("alibi-batch sinks", "softcap alibi sinks"),
 )
 _USUAL_DIMS: Final = (32, 64, 64, 96, 128, 128, 192, 256)
-_NEW: Final = (  # newer features, in the combinations that calls take
+_NEW: Final = (  # newer features, in all combinations that calls support
     *("bias", "dropout", "max_logit", "wide", "bias dropout", "bias max_logit", "bias wide"),
     *("max_logit wide", "bias max_logit wide"),
 )
@@ -127,7 +127,7 @@ class Case:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the reference is that of tests.scores."""
+        """Tell if the reference is that of tests.scores."""
         return bool(self.features or self.bias or self.dropout_p)
 
 
@@ -154,7 +154,7 @@ def draw_case(
 
 
 def _add_new(case: Case, chance: random.Random, *, wide: bool) -> Case:
-    """Return the case with some of the newer features, without what they refuse."""
+    """Return the case with newer features, without options that these features refuse."""
     refused = {"bias"} if case.is_packed else set()
     if not wide or case.dtype == "fp32":
         refused.add("wide")
@@ -238,19 +238,19 @@ def _contiguous(x: Tensor) -> Tensor:
 
 
 def _heads_first(x: Tensor) -> Tensor:
-    """A view with heads first, as transposed from [batch, heads, seqlen, head_dim]."""
+    """Return a view with heads first, as transposed from [batch, heads, seqlen, head_dim]."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _wider(x: Tensor) -> Tensor:
-    """A slice of rows that are 16 elements longer, as in a joint projection of q, k and v."""
+    """Return x as a slice of rows that are 16 elements longer, as in a joint projection."""
     held = x.new_full((*x.shape[:-1], x.shape[-1] + 16), torch.nan)
     held[..., 8:-8] = x
     return held[..., 8:-8]
 
 
 def _longer(x: Tensor) -> Tensor:
-    """The middle of a longer sequence, as in a cache."""
+    """Return x as the middle of a longer sequence, as in a cache."""
     held = x.new_full((x.shape[0], x.shape[1] + 5, *x.shape[2:]), torch.nan)
     held[:, 2:-3] = x
     return held[:, 2:-3]

@@ -71,7 +71,7 @@ def train(layer: torch.nn.Module, parameters: list[torch.nn.Parameter], x: Tenso
 
 
 def main() -> str:
-    """Capture, train, compare."""
+    """Capture a layer, train it, and compare the gradients; return `same` or the error."""
     name, state = sys.argv[1:]
     torch.manual_seed(0)
     layer = Layer(attentions()[name])

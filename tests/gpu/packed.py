@@ -101,7 +101,7 @@ def attend_packed(
     sinks: Tensor | None = None,
     **options: Any,  # noqa: ANN401 - of flash_attn_varlen_func
 ) -> dict[str, Tensor]:
-    """Return what `attend` does, with a batch axis of 1, and dsinks where there are sinks."""
+    """Return the results of `attend` with a batch axis of 1, and dsinks if there are sinks."""
     problem = packed.problem
     inputs = problem.q, problem.k, problem.v
     q, k, v = leaves = [x[0].detach().requires_grad_() for x in inputs]

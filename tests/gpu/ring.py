@@ -42,7 +42,7 @@ def differentiate(attend: Callable[..., Tensor], dout: Tensor, *tensors: Tensor)
 
 
 def attend_exactly(q: Tensor, k: Tensor, v: Tensor, *, visible: Tensor) -> Tensor:
-    """Attention by torch's formula."""
+    """Compute attention by torch's operations."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     with sdpa_kernel(SDPBackend.MATH):
         out = scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)

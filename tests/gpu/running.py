@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def attend(problem: Problem, *, poison: bool = True, **options: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
-    """Return out, lse, dq, dk, dv and what else is asked for; free memory is NaN before."""
+    """Return out, lse, dq, dk, dv and other requested results. Fill free memory with NaN before."""
     return _attend(problem, {}, {**problem.options, **options}, poison=poison)
 
 
@@ -72,7 +72,7 @@ def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 
 
 
 def has_whole_shared_memory() -> bool:
-    """Tell if kernels may use all shared memory: a run with less skips some."""
+    """Tell if kernels may use all shared memory; with less, some tests are skipped."""
     return "FLASH_DIST_SMEM_LIMIT" not in os.environ
 
 

@@ -49,14 +49,14 @@ SMALL: Final[dict[str, Any]] = {"seqlen_q": 130, "seqlen_k": 150, "num_heads": 2
 SHORT: Final[dict[str, Any]] = {**SMALL, "seqlen_q": 60, "seqlen_k": 64}  # one tile
 TALL: Final[dict[str, Any]] = {**SMALL, "seqlen_q": 600}  # several blocks share the queries
 MANY: Final[dict[str, Any]] = {**SMALL, "batch": 140}  # fills any GPU with the largest tiles
-EVEN: Final[dict[str, Any]] = {**SMALL, "batch": 40, "seqlen_q": 384}  # whole tiles of any size
-ROWS_OF_A_TILE: Final = (32, 128)  # query heads: with 3 queries to each of 2 kv heads, 48 and 192
+EVEN: Final[dict[str, Any]] = {**SMALL, "batch": 40, "seqlen_q": 384}  # complete tiles of any size
+ROWS_OF_A_TILE: Final = (32, 128)  # query heads: tiles then have 48 and 192 rows
 # Heads, queries and keys.
 LATENT: Final = ((16, 3, 1300), (64, 3, 1300), (64, 3, 4000), (64, 40, 1300))
 LARGE_CAP: Final = 200.0
 LENGTHS: Final = (65, 0, 30)  # of documents
 SCORES: Final = {"alibi_slopes": torch.tensor([0.5, 0.1]), "learnable_sink": torch.tensor([1.0, 0])}
-# Queries to a cache that fill the tiles of a forward, and these an H100 or H200.
+# Queries to a cache that fill the forward's tiles; the tiles fill an H100 or H200.
 FULL: Final = KvProblem(
     seqlens=(384,) * 11, capacity=400, heads=4, seqlen_q=384, causal=True, page=16
 )
@@ -149,7 +149,7 @@ def run_features(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
     """Run a bias, dropout, both, and return_max_logit at every compiled size.
 
     A bias has the dtype of q or float32, in rows that begin at multiples of 16 bytes, for which
-    Hopper has kernels. The largest score is also asked for with sequences of large tiles.
+    Hopper has kernels. The largest score is also requested for sequences that fill large tiles.
     """
     for dtype, head_dim, head_dim_v in sizes_of_part:
         sizes = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": torch_dtype(dtype)}

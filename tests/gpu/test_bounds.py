@@ -113,12 +113,12 @@ def _kept() -> torch.Tensor:
 
 
 def _some() -> torch.Tensor:
-    """Booleans [batch, num_heads_q, seqlen_q, seqlen_k], about half of them True."""
+    """Return booleans [batch, num_heads_q, seqlen_q, seqlen_k], about half of them True."""
     return torch.rand(SIZES, generator=torch.Generator().manual_seed(0)) < 0.5
 
 
 def _ids() -> torch.Tensor:
-    """Documents of keys, [batch, seqlen_k]: 9 for those that no query sees."""
+    """Return documents of keys, [batch, seqlen_k]: 9 for keys that no query sees."""
     ids: torch.Tensor = torch.where(_kept()[:, 0, 0], torch.arange(330) % 3, 9)
     return ids
 

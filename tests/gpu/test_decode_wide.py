@@ -83,7 +83,7 @@ def save(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results of both kernels."""
+    """Return the results of both kernels."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("Hopper's families are for compute capability 9.0")
     unlimited = {name: value for name, value in os.environ.items() if name != LIMIT}

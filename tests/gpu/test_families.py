@@ -74,7 +74,7 @@ KINDS: Final = {
 
 @pytest.fixture(scope="module", params=list(KINDS.values()), ids=list(KINDS))
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
-    """Results of native kernels, and with little shared memory.
+    """Return results of native kernels, and results with little shared memory.
 
     For the backward: all gradients in one kernel, keys of one block, and of two.
     """

@@ -29,7 +29,7 @@ from tests.reference import (
 
 
 def leaves(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, k, v as [batch, num_heads, seqlen, head_dim], in torch's layout."""
+    """Return q, k, v as [batch, num_heads, seqlen, head_dim], in torch's layout."""
     q, k, v = (
         x.detach().transpose(1, 2).requires_grad_() for x in (problem.q, problem.k, problem.v)
     )

@@ -41,7 +41,7 @@ def find_intervals(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_intervals(problem: Problem) -> Problem:
-    """The same problem with its mask as tensors on the GPU."""
+    """Return the same problem with its mask as tensors on the GPU."""
     assert problem.visible is not None
     seqlen_q, seqlen_k = problem.q.shape[1], problem.k.shape[1]
     seen = problem.visible.expand(-1, -1, seqlen_q, seqlen_k)

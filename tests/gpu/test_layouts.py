@@ -28,7 +28,7 @@ def grouped(problem: Problem) -> Problem:
 
 
 def other_order(problem: Problem) -> Problem:
-    """A view of memory stored as [batch, seqlen, heads_per_kv, num_heads_kv, head_dim]."""
+    """Return views of memory stored as [batch, seqlen, heads_per_kv, num_heads_kv, head_dim]."""
     five = grouped(problem)
     return replace(
         five,
@@ -38,21 +38,21 @@ def other_order(problem: Problem) -> Problem:
 
 
 def expanded(problem: Problem) -> Problem:
-    """K and v with a heads_per_kv axis of stride 0."""
+    """Return the problem with a heads_per_kv axis of stride 0 in k and v."""
     five = grouped(problem)
     shape = (-1, -1, -1, five.q.shape[3], -1)
     return replace(five, k=five.k.unsqueeze(3).expand(shape), v=five.v.unsqueeze(3).expand(shape))
 
 
 def heads_first(problem: Problem) -> Problem:
-    """Stored as [batch, num_heads, seqlen, head_dim]."""
+    """Return tensors that are stored as [batch, num_heads, seqlen, head_dim]."""
     tensors = (problem.q, problem.k, problem.v, problem.dout)
     q, k, v, dout = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors)
     return replace(problem, q=q, k=k, v=v, dout=dout)
 
 
 def packed_in_one(problem: Problem) -> Problem:
-    """Views of one tensor [batch, seqlen, num_heads_q + 2 * num_heads_kv, head_dim], k first."""
+    """Return views of [batch, seqlen, num_heads_q + 2 * num_heads_kv, head_dim], with k first."""
     heads, dim_v = problem.k.shape[2], problem.v.shape[-1]
     v = torch.nn.functional.pad(problem.v, (0, problem.q.shape[-1] - dim_v))
     together = torch.cat((problem.k, problem.q, v), dim=2)
@@ -65,7 +65,7 @@ def packed_in_one(problem: Problem) -> Problem:
 
 
 def with_gaps(problem: Problem) -> Problem:
-    """Views with five axes into memory that is wider on each, full of NaN around them."""
+    """Return views with five axes of memory that is wider on each, full of NaN around them."""
 
     def spread(x: Tensor) -> Tensor:
         gaps = (1, 3, *range(1, x.dim() - 2), 8)
@@ -196,18 +196,18 @@ def test_a_sum_over_the_queries_has_the_gradients_of_its_copy(
 
 
 def scattered(x: Tensor) -> Tensor:
-    """Stored with the last axis first."""
+    """Return x stored with the last axis first."""
     return x.movedim(-1, 0).contiguous().movedim(0, -1)
 
 
 def shifted(x: Tensor) -> Tensor:
-    """Contiguous, but starts an element after a multiple of 16 bytes."""
+    """Return contiguous x that starts an element after a multiple of 16 bytes."""
     room = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
     return room[1:].view(x.shape).copy_(x)
 
 
 def padded(x: Tensor) -> Tensor:
-    """Rows that begin at odd elements."""
+    """Return x with rows that begin at odd elements."""
     return torch.nn.functional.pad(x, (0, 1))[..., :-1]
 
 

@@ -52,7 +52,7 @@ def deterministic() -> Iterator[None]:
 def draw(
     *, seqlen: int = 300, heads_kv: int = 4, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16
 ) -> Triple:
-    """Query, key, value [batch, num_heads, seqlen, head_dim], heads last in memory."""
+    """Return query, key, value [batch, num_heads, seqlen, head_dim], heads last in memory."""
     q, k, v = (
         torch.randn(2, seqlen, heads, head_dim, device="cuda").to(dtype).transpose(1, 2)
         for heads in (4, heads_kv, heads_kv)
@@ -122,7 +122,7 @@ def test_sdpa_has_the_bits_of_our_function_and_the_strides_of_torch(
 
 
 def test_tensors_that_are_not_aligned_are_copied(half: torch.dtype) -> None:
-    """torch's own kernel faults on these."""
+    """torch's own kernel faults on such tensors."""
     q, k, v = draw(dtype=half)
     dout = torch.randn_like(q)
     q1, k1, v1 = (torch.cat([x[..., :1], x], -1)[..., 1:] for x in (q, k, v))

@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def configure(folder: Path, archs: str) -> dict[str, tuple[str, int, int]]:
-    """Return, by object, Ninja's inputs: the command, and the times of generated files."""
+    """Return Ninja's inputs of each object: the command, and the times of generated files."""
     toolchain = find_toolchain()
     headers = TorchHeaders(folder / "no-torch", "0", "test")
     _configure(NativeOptions(ArchSet.parse(archs), (), toolchain, headers, 1), folder)

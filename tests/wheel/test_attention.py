@@ -42,7 +42,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def attend_by_torch(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Torch's own attention in our layout; a row that sees no key is zero there as well."""
+    """Compute torch's attention in our layout; a row that sees no key is zero there as well."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
     return out.transpose(1, 2).masked_fill(~seen.any(-1).view(1, -1, 1, 1), 0.0)
@@ -168,7 +168,7 @@ def test_expanded_keys_give_the_same_bits_and_their_gradient_is_summed_once(size
 
 
 def make_mask() -> tuple[BlockMask, Tensor]:
-    """A boolean mask without a pattern; its third query sees nothing."""
+    """Return a boolean mask without a pattern; its third query sees nothing."""
     seen = torch.rand(7, 9, generator=torch.Generator().manual_seed(3)) < 0.5
     seen[2] = False
     return BlockMask.from_dense(seen), seen

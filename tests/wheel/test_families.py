@@ -27,7 +27,7 @@ GENERAL: Final = "flash_dist_fwd_bf16_d128_smem163_sm90a"
 
 @pytest.fixture(scope="module")
 def variants() -> list[dict[str, Any]]:
-    """The library's description of its variants."""
+    """Return the library's description of its variants."""
     loaded = ctypes.CDLL(str(LIBRARY))
     loaded.flash_dist_variants_json.restype = ctypes.c_int64
     size = loaded.flash_dist_variants_json(None, ctypes.c_int64(0)) + 1

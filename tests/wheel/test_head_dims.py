@@ -42,7 +42,7 @@ def each(change: Callable[[Tensor], Tensor], tensors: Triple) -> Triple:
 
 
 def attend_by_torch(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
-    """Torch's attention in our layout, whose k and v may have other columns."""
+    """Compute torch's attention in our layout; k and v may have different columns."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     own = functional.scaled_dot_product_attention
     return own(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2)

@@ -46,7 +46,7 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Queries of four heads, keys and values of two."""
+    """Return queries of four heads, and keys and values of two."""
     made = (
         draw(BATCH, QUERIES, HEADS, 8, seed=0),
         *(draw(BATCH, KEYS, 2, 8, seed=i) for i in (1, 2)),

@@ -17,7 +17,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tens
 
 
 def parts(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out_a, lse_a, out_b, lse_b: row 0 saw keys in b only, row 1 in a only, row 2 in neither."""
+    """Return out and lse of a and b: row 0 saw keys in b only, row 1 in a only, row 2 in none."""
     lse_a, lse_b = draw(2, 3, 5, seed=1), draw(2, 3, 5, seed=2)
     lse_a[:, :, [0, 2]] = -INF
     lse_b[:, :, [1, 2]] = -INF

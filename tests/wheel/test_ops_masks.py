@@ -47,7 +47,7 @@ def _fresh() -> Iterator[None]:
 
 
 def make_mask(start: int = 2) -> BlockMask:
-    """Two documents; the second begins at start."""
+    """Return a mask of two documents; the second begins at `start`."""
     return BlockMask.documents([int(token >= start) for token in range(SEQLEN)])
 
 

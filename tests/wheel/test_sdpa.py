@@ -23,7 +23,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def draw_all(*, seqlen_q: int = 7, seqlen_k: int = 9) -> Triple:
-    """Query, key, value in torch's layout, 4 heads on 2."""
+    """Return query, key, value in torch's layout: 4 query heads, 2 kv heads."""
     return draw(2, 4, seqlen_q, 16), draw(2, 2, seqlen_k, 16), draw(2, 2, seqlen_k, 8)
 
 
@@ -34,7 +34,7 @@ def require_grad(tensors: Triple) -> Triple:
 
 
 def seen(*shape: int) -> Tensor:
-    """Booleans; every query sees its first key, since torch has NaN in empty rows."""
+    """Return booleans; each query sees its first key, since torch has NaN in empty rows."""
     mask = torch.rand(*shape, generator=torch.Generator().manual_seed(1)) < 0.5
     mask[..., 0] = True
     return mask
@@ -158,7 +158,7 @@ def test_torch_compile_takes_block_masks_and_says_so_of_booleans() -> None:
 
 
 def flex_mask() -> Any:  # noqa: ANN401
-    """Torch's mask of a table of booleans, in 2 blocks of queries by 2 of keys."""
+    """Return torch's BlockMask of booleans, in 2 blocks of queries by 2 of keys."""
     table = seen(2, 150, 200)
     return create_block_mask(lambda b, _h, q, k: table[b, q, k], 2, None, 150, 200, device="cpu")
 

@@ -15,8 +15,8 @@
 //           loaded after the last S of this one.
 // Order     The first consumer adds P @ V of the first tile and then of the second; the second
 //           consumer adds its own tile first. Otherwise a panel that it needs for S would have to
-//           wait for its O. All row maxima are whole numbers, so that rescaling is exact, P of the
-//           first tile included.
+//           wait for its O. Row maxima are whole numbers, so that rescaling is exact, also that of
+//           P of the first tile; for the exception see sm90/mla/weights.cuh.
 //
 // O of 64 rows fills the registers: there is no room for both O of a group and O of a work tile. So
 // each group has one online softmax over its tiles, and splits never cut it. O of the previous

@@ -2,11 +2,13 @@
 //
 // P of a tile is 2^(S * scale - top), rounded. top is the row's greatest scaled score in the tile,
 // rounded up to a whole number. So P does not depend on other tiles, and another top changes P by a
-// power of two, which is exact. Rows that see keys of one tile only need no other top: theirs is not
-// rounded up, so that their greatest P is exactly 1. With so few keys, its rounding error would be a
-// large part of that of O. A group has one chain of products P @ V over its tiles. Of the two
-// tiles of a key block, the first half of the columns adds the first tile first, and the second
-// half adds the second tile first.
+// power of two, which is exact. The top of a row that sees keys of only one tile never changes, so
+// it is not rounded up: the row's greatest P is then exactly 1. With so few keys, the rounding
+// error of the greatest P would be a large part of the error of O.
+//
+// A group has one chain of products P @ V over its tiles. Of the two tiles of a key block, the
+// first half of the columns adds the first tile first, and the second half adds the second tile
+// first.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -21,7 +23,7 @@ namespace flash_dist {
 
 constexpr int LATENT_TILE = 64;  // rows and keys
 
-// Whether a tile has all keys that a row sees, for the two rows of a lane.
+// For the two rows of a lane: true if a tile has all keys that the row sees.
 struct SeeOneTile {
   bool row[2];
 };

@@ -75,7 +75,7 @@ def make_scoring(problem: Problem) -> Scoring:
     """Return the score modification as a function of a score.
 
     Raises:
-        CannotRun: It is none.
+        CannotRun: The modification is no function of a score.
     """
     scores = problem.shape.scores
     if scores in FEATURES:

@@ -88,7 +88,7 @@ class GpuClock:
         return event
 
     def wait(self) -> None:
-        """Synchronize."""
+        """Wait for the GPU."""
         torch.cuda.synchronize(self.device)
 
     def capture(self, make: Callable[[], Run], repeats: int) -> Run:

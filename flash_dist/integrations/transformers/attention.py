@@ -140,7 +140,7 @@ def _attend(
     mask: BlockMask | IntervalMask | None = layer_mask.mask
     if packing is None and not (layer_mask.graph is None and documents is None) and is_symbolic(q):
         mask = plan_traced(layer_mask, documents, q.shape[1], k.shape[1], q.device)
-    elif documents is not None and layer_mask.segments is None:  # segments: found before
+    elif documents is not None and layer_mask.segments is None:  # else they are known
         layer_mask = replace(layer_mask, segments=find_packed(documents, len(q)))
         if layer_mask.segments is not None:
             refuse_constant("position_ids")

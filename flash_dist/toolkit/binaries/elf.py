@@ -124,7 +124,7 @@ def _read_sections(
 
 
 def check_overlap(kind_of_file: str, sections: Iterable[Section], file_size: int) -> None:
-    """Bound the work: sections must not hold much more data than the file.
+    """Check that sections hold not much more data than the file, which bounds the work.
 
     NOTE: sections past the end are no error here: old cubins have one, `.nv_debug.shared`.
 

@@ -212,7 +212,7 @@ def print_audit(console: Console, result: AuditResult, *, kernels: bool = False)
 
 
 def make_target_table(result: AuditResult) -> Table:
-    """List what each target adds."""
+    """List the variants, images and bytes of each target."""
     table = make_table("target", "proof", "variants", "images", "packed", "unpacked")
     proofs = {str(one.target): one.proof for one in result.contents.manifest.targets}
     for size in result.target_sizes():

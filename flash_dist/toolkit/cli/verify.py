@@ -135,7 +135,7 @@ def read_signed_release(args: argparse.Namespace) -> SignedRelease | None:
 
 
 def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: bool) -> None:
-    """Print how many passed, and what only a manifest could prove."""
+    """Print how many files passed, and what only a manifest could prove."""
     these = "this" if files == 1 else "them"
     unknown = f"who built {these} is unknown: {_UNKNOWN}"
     parts = [f"{passed} of {count(files, 'file')} passed"] if quiet else []

@@ -75,7 +75,7 @@ class IndexedWheel:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 in its link; empty if there is none."""
+        """The SHA-256 in the wheel's link; empty if there is none."""
         method, _, value = self.digest.partition("=")
         return value if method == "sha256" else ""
 

@@ -226,7 +226,7 @@ def _judge(candidates: Sequence[Candidate], situations: Sequence[Situation]) -> 
 
 
 def _preference(judged: Judged) -> tuple[tuple[int, int, int], int, int]:
-    """Sort the best first; among equals, the smallest."""
+    """Return a sort key: the best first; among equals, the smallest."""
     hows = (one.how if one else "none" for one in judged.verdicts)
     return order_of_sets(hows), judged.weight, len(judged.candidate.archs)
 

@@ -71,13 +71,13 @@ def is_torch_symbol(name: str) -> bool:
 
 
 def wrong_architecture(file: str, compiled: str, host: str) -> Finding:
-    """The file is for another kind of CPU."""
+    """Return the finding that a file is for another kind of CPU."""
     sentence = f"{file} is compiled for {compiled}, this Python runs on {host}"
     return Finding(WRONG_ARCHITECTURE, sentence, fix=f"install a build for {host}")
 
 
 def other_python(file: str, built: str, running: str) -> Finding:
-    """The file name names another Python, so this one ignores it."""
+    """Return the finding that a file name names another Python: this Python ignores the file."""
     fix = f"install a build for Python {running}, or use {built}"
     if running.endswith("t") and "abi3" in built:
         fix = f"use Python {running[:-1]}, which has the GIL: free-threaded ones do not load abi3"
@@ -85,20 +85,20 @@ def other_python(file: str, built: str, running: str) -> Finding:
 
 
 def python_symbol(file: str, names: Sequence[str], running: str) -> Finding:
-    """The file calls a function that this Python lacks."""
+    """Return the finding that a file calls a function that this Python lacks."""
     sentence = f"{file} needs `{names[0]}`, which Python {running} does not have"
     fix = f"install a build for Python {running}"
     return Finding(PYTHON_ABI, sentence, _more(names[1:]), fix)
 
 
 def no_glibc(file: str, libc: str) -> Finding:
-    """The system has another C library."""
+    """Return the finding that the system has another C library."""
     sentence = f"{file} is built for glibc, this system has {libc}"
     return Finding(LIBC_UNSUPPORTED, sentence, fix=GET_GLIBC)
 
 
 def old_glibc(file: str, version: str, libc: str) -> Finding:
-    """The file needs a newer glibc."""
+    """Return the finding that a file needs a newer glibc."""
     needed = version.removeprefix("GLIBC_")
     sentence = f"{file} needs glibc {needed}, this system has {libc}"
     number = _GLIBC.match(needed)
@@ -109,7 +109,7 @@ def old_glibc(file: str, version: str, libc: str) -> Finding:
 
 
 def old_libstdcxx(file: str, version: str, found: Found, newest: str, *, conda: bool) -> Finding:
-    """The file needs a newer C++ library than the one that would be loaded."""
+    """Return the finding that a file needs a newer C++ library than would be loaded."""
     sentence = f"{file} needs {version}, {found} has up to {newest}"
     if found.fix:
         fix = found.fix
@@ -121,27 +121,27 @@ def old_libstdcxx(file: str, version: str, found: Found, newest: str, *, conda: 
 
 
 def old_library(file: str, version: str, found: Found) -> Finding:
-    """Another library lacks a version that the file needs."""
+    """Return the finding that another library lacks a version that a file needs."""
     sentence = f"{file} needs {version}, which {found} does not have"
     fix = found.fix or f"install a newer {found.path.rsplit('/', 1)[-1]}"
     return Finding(LIBRARY_TOO_OLD, sentence, fix=fix)
 
 
 def broken_library(file: str, name: str, found: Found, reason: str) -> Finding:
-    """The loader would take a damaged or foreign file for a needed library."""
+    """Return the finding that the loader would take a damaged or foreign file for a library."""
     sentence = f"{file} needs `{name}`, for which the loader takes {found}: {reason}"
     fix = found.fix or f"reinstall the package that {found.path} belongs to"
     return Finding(LIBRARY_BROKEN, sentence, fix=fix)
 
 
 def torch_absent(file: str, oldest: str = "") -> Finding:
-    """The file needs torch, which is absent."""
+    """Return the finding that a file needs torch, which is absent."""
     sentence = f"{file} needs torch, which is not installed"
     return Finding(TORCH_ABSENT, sentence, fix=torch_fix(oldest))
 
 
 def cpu_torch(file: str, needs: str, torch: Torch) -> Finding:
-    """The file needs the CUDA part of torch, which this build of torch lacks."""
+    """Return the finding that a file needs the CUDA part of torch, which this torch lacks."""
     needed = readable(needs)
     sentence = f"{file} needs `{needed}`, and torch {torch.version} is a build without CUDA"
     release = torch.version.partition("+")[0]
@@ -158,7 +158,7 @@ def is_cuda_part(name: str) -> bool:
 
 
 def torch_symbols(file: str, names: Sequence[str], torch: Torch, oldest: str = "") -> Finding:
-    """The file was compiled against another torch."""
+    """Return the finding that a file was compiled against another torch."""
     shown = [readable(name) for name in names[:_SHOWN_SYMBOLS]]
     stable = all(_TORCH_C.fullmatch(name) for name in names)
     release = ".".join(torch.version.split(".")[:2])
@@ -184,14 +184,14 @@ def is_driver_part(name: str) -> bool:
 
 
 def missing_driver(file: str, missing: Missing) -> Finding:
-    """The file, or a library that it needs, needs the driver's library."""
+    """Return the finding that a file, or a library that it needs, needs the driver's library."""
     through = _name_user(missing)
     sentence = f"{file} needs `{missing.name}`{through} of the NVIDIA driver, which was not found"
     return Finding(DRIVER_ABSENT, sentence, fix=GET_DRIVER)
 
 
 def missing_libraries(file: str, missing: Sequence[Missing], torch: Torch) -> Finding:
-    """Libraries are absent that the file, or a library it needs, needs."""
+    """Return the finding that libraries are absent which a file, directly or not, needs."""
     names = [f"`{one.name}`{_name_user(one)}" for one in missing]
     which = "which was" if len(names) == 1 else "which were"
     listed = list_few(names, _SHOWN_SYMBOLS)

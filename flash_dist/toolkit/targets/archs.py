@@ -164,7 +164,7 @@ class ArchSet:
         return ";".join(tokens)
 
     def pin(self, release: str, project: str = NAME) -> str:
-        """The requirement that pins the set's wheel of a release: `NAME==0.1.0+cu130.hopper`."""
+        """Return the requirement that pins the wheel of a release: `NAME==0.1.0+cu130.hopper`."""
         return f"{project}=={release}+cu{self.toolkit.replace('.', '')}.{self.label}"
 
     @property

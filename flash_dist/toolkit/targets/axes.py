@@ -268,7 +268,7 @@ class Axes:
         return KernelKey(str(data["role"]), place.words, place.sizes)
 
     def rank(self, key: KernelKey) -> tuple[bool, str, list[int]]:
-        """Order kernels in reports: the package's main role first, words in declared order."""
+        """Return a sort key of kernels: the package's main role first, words in declared order."""
         known = list(self.words)
         order = [known.index(word) if word in known else len(known) for word in key.words]
         return key.role != PRODUCT.main_role, key.role, order

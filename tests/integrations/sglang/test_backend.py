@@ -317,7 +317,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[sglang.Engine]:
-    """SGLang in processes of its own, which find the backend as a plug-in."""
+    """Yield SGLang's engine, whose processes find the backend as a plug-in."""
     found = sglang.Engine(
         model_path=str(model),
         device="cpu",

@@ -212,7 +212,7 @@ def strip_wrappers(words: list[str]) -> list[str]:
 
 
 def require_command(words: list[str]) -> None:
-    """Fail unless a command parses, and what it names exists."""
+    """Fail unless a command parses, and the files and sessions that it names exist."""
     program, *rest = strip_wrappers(words)
     name = program.rpartition("/")[2]
     if name == "nox":

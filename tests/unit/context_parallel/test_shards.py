@@ -73,7 +73,7 @@ def test_without_a_process_group_the_way_to_one_is_named() -> None:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
+    """Make a process group of this process alone."""
     met = f"file://{tmp_path}/met"
     dist.init_process_group("gloo", init_method=met, rank=0, world_size=1)
     yield

@@ -52,7 +52,7 @@ int run(const Options& o) {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The program, with its own main and parser."""
+    """Return a function that runs the program, with its own main and parser."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no g++ to compile the parser with")
@@ -117,7 +117,7 @@ def test_a_wrong_command_line_is_one_sentence_and_status_2(
 
 
 def _visible(mask: str, seqlen_q: int, seqlen_k: int) -> list[tuple[int, int]]:
-    """First and end visible key of every query, by trying each key."""
+    """Return the first and end visible key of every query, by trying each key."""
     kind, _, argument = mask.partition(":")
     rows = []
     for i in range(seqlen_q):

@@ -1,7 +1,7 @@
 """Dropout in kernels, each lane of a warp, against the same in torch.
 
-This machine's C++ compiler compiles csrc/core/dropout.cuh and csrc/sm90/dropout.cuh: headers that
-come first replace what a GPU has. A lane is a thread.
+This machine's C++ compiler compiles csrc/core/dropout.cuh and csrc/sm90/dropout.cuh, with headers
+of HEADERS in place of those that need a GPU. A lane is a thread.
 """
 
 from __future__ import annotations

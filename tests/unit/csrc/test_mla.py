@@ -95,7 +95,7 @@ PROBLEMS: Final = {
     "many heads of few columns": Problem((150,), heads=48, head_dim=288, head_dim_v=256),
     # checks the emulator itself, with a kernel that is proven on GPUs
     "values of their own": Problem((300, 70), 8, 3, 2, 64, 64, values_in_keys=False),
-    # several warps take turns at tiles of keys
+    # several warps share the tiles of keys
     "large values of their own": Problem((300, 70), 8, 3, 2, 512, 512, values_in_keys=False),
     "some large columns": Problem((0, 1100), 4, 2, 1, 264, 264, values_in_keys=False),
 }
@@ -166,7 +166,7 @@ def assert_same_bits(one: Tensor, other: Tensor) -> None:
 
 @pytest.fixture(scope="module", params=CALLS)
 def call(request: pytest.FixtureRequest) -> Call:
-    """A call in which some sequences are split."""
+    """Return a call in which some sequences are split."""
     problem, gpu = CALLS[request.param]
     tensors = problem.make()
     out, lse, _ = emulate(**tensors, causal=True, gpu=gpu)

@@ -1,7 +1,7 @@
 """Score modification in Hopper's kernels, each lane of a warp, against double precision.
 
-This machine's C++ compiler compiles csrc/sm90/score_mod.cuh: headers that come first replace the
-lane's number, approximations and shared memory of the GPU.
+This machine's C++ compiler compiles csrc/sm90/score_mod.cuh, with headers of HEADERS in place of
+those that need a GPU: for the lane's number, approximations and shared memory.
 """
 
 from __future__ import annotations

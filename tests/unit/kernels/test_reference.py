@@ -39,7 +39,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def attend_by_autograd(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """q [batch, seqlen_q, heads, head_dim]; seen [batch, heads, seqlen_q, seqlen_k]."""
+    """Return out and lse. q: [batch, seqlen_q, heads, head_dim]; seen: [batch, heads, ...]."""
     group = q.shape[2] // k.shape[2]
     kh, vh = (x.repeat_interleave(group, dim=2) for x in (k, v))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, kh) * 0.3

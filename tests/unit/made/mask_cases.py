@@ -54,7 +54,7 @@ SEQLENS = st.one_of(st.integers(1, 300), st.sampled_from([1, 63, 64, 65, 127, 12
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Sizes of a call: a few tiles, often off by one."""
+    """Draw the sizes of a call: a few tiles, often off by one."""
     return Shape(draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(SEQLENS), draw(SEQLENS))
 
 
@@ -118,7 +118,7 @@ def prefixes(draw: st.DrawFn, shape: Shape) -> Case:
 
 
 def draw_ids(draw: st.DrawFn, shape: Shape, seqlen: int) -> Tensor:
-    """[seqlen] or [batch, seqlen] numbers: sorted, in runs, or in no order."""
+    """Draw numbers [seqlen] or [batch, seqlen]: sorted, in runs, or in no order."""
     generator = seeded(draw)
     size = draw(st.sampled_from([(seqlen,), (shape.batch, seqlen), (1, seqlen)]))
     ids = torch.randint(-2, draw(st.integers(0, 12)), size, generator=generator)
@@ -170,7 +170,7 @@ def intervals(draw: st.DrawFn, shape: Shape) -> Case:
 
 @st.composite
 def far_apart(draw: st.DrawFn, shape: Shape) -> Case:
-    """Intervals that end at tile edges or near; in some tiles odd rows have different ones."""
+    """Draw intervals that end at or near tile edges; in some tiles odd rows have others."""
     generator = seeded(draw)
     planes = draw(st.sampled_from([(), (shape.batch,), (shape.batch, shape.heads)]))
     size = (*planes, -(-shape.seqlen_q // 64), 2, 2)  # per tile: even and odd rows, lo and hi
@@ -233,7 +233,7 @@ def cut(draw: st.DrawFn, size: int, count: int) -> list[int]:
 
 @st.composite
 def packs(draw: st.DrawFn, shape: Shape) -> Case:
-    """Sequences with masks of all other kinds; some are empty. Some tokens are in no sequence."""
+    """Draw sequences, some empty, with masks of other kinds. Some tokens are in no sequence."""
     count = draw(st.integers(1, 4))
     q, k = cut(draw, shape.seqlen_q, count), cut(draw, shape.seqlen_k, count)
     seen, masks = torch.zeros(1, *shape[1:], dtype=torch.bool), []
@@ -255,14 +255,14 @@ KINDS["packed"] = packs
 
 @st.composite
 def cases(draw: st.DrawFn, kinds: tuple[str, ...]) -> Case:
-    """A mask of one of the kinds."""
+    """Draw a mask of one of the kinds."""
     shape = draw(shapes())
     return draw(KINDS[draw(st.sampled_from(kinds))](shape))
 
 
 @st.composite
 def combinations(draw: st.DrawFn, kinds: tuple[str, ...] = tuple(KINDS)) -> Case:
-    """The common pairs of two or three masks of the same call."""
+    """Draw two or three masks of the same call, and combine them."""
     shape = draw(shapes())
     parts = [
         draw(KINDS[kind](shape))

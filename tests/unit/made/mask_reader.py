@@ -51,7 +51,7 @@ class Reader:
         self.query_tiles, self.key_tiles = (-(-x // TILE) for x in (self.seqlen_q, self.seqlen_k))
 
     def ints(self, offset: int, index: int, width: int) -> list[int]:
-        """The `index`-th group of `width` numbers of an array."""
+        """Return the `index`-th group of `width` numbers of an array."""
         first = offset + index * width
         assert offset >= 0
         assert first + width <= len(self.packed)
@@ -68,13 +68,13 @@ class Reader:
         return self.packed[first : first + self.key_tiles + 1].tolist()
 
     def visits(self, axis: Axis, group: int) -> list[Visit]:
-        """The tiles in the order of a kernel whose blocks own `group` tiles of an axis."""
+        """Return the tiles in the order of a kernel whose blocks own `group` tiles of an axis."""
         if self.kind == 2:
             return self._listed(axis, group)
         return self._ranged(axis, group)
 
     def seen(self, visits: list[Visit]) -> Tensor:
-        """[seqlen_q, seqlen_k] booleans, each tile visited once."""
+        """Return booleans [seqlen_q, seqlen_k] of the visited tiles; check that none repeats."""
         whole = torch.zeros(self.query_tiles * TILE, self.key_tiles * TILE, dtype=torch.bool)
         done = set()
         for visit in visits:

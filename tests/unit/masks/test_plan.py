@@ -57,7 +57,7 @@ def assert_walks_agree(case: Case, plan: MaskPlan) -> None:
 
 
 def bounds_of(seen: Tensor) -> tuple[int, int]:
-    """First and end key that a query of [heads, seqlen_q, seqlen_k] booleans sees."""
+    """Return the first and end key that a query of [heads, seqlen_q, seqlen_k] booleans sees."""
     keys = seen.any(0).any(0).nonzero().flatten().tolist()
     return (keys[0], keys[-1] + 1) if keys else (0, 0)
 

@@ -35,7 +35,7 @@ EVERY_KIND: dict[str, Callable[[], BlockMask]] = {
 
 
 def shown(mask: BlockMask, *shape: int) -> list[list[int]]:
-    """The pairs of the first batch entry's first head, as 0 and 1."""
+    """Return the pairs of the first batch entry's first head, as 0 and 1."""
     seen: list[list[int]] = mask.visible(*shape)[0, 0].int().tolist()
     return seen
 

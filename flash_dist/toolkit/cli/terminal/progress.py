@@ -83,9 +83,9 @@ def testing(
     silent: bool,
     every: float | None = None,  # noqa: PT028 - no test
 ) -> Callable[[str], AbstractContextManager[Callable[[str], None]]]:
-    """Return `working` for selftests.
+    """Return a form of `working` for selftests.
 
-    Without a terminal it prints lines as `Seldom` does, or nothing if silent.
+    Without a terminal this form prints lines as `Seldom` does, or nothing if silent.
     """
     if silent:
         return lambda _: nullcontext(_ignore)

@@ -79,7 +79,7 @@ def build_editable(
     config_settings: Settings = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Refuse: the libraries would lie among the sources."""
+    """Raise an error: the libraries would lie among the sources."""
     del wheel_directory, config_settings, metadata_directory
     with told_in_a_sentence():
         message = f"{NAME} is not installed in editable mode: its libraries are compiled"

@@ -26,13 +26,13 @@ class Published:
 
 
 def no_files(dist: Path, artefacts: Sequence[Artefact]) -> tuple[Published, ...]:
-    """`check` of a channel that writes no files beside the wheels."""
+    """Serve as `check` of a channel that writes no files beside the wheels."""
     del dist, artefacts
     return ()
 
 
 def no_commands(address: str) -> tuple[Command, ...]:
-    """`commands` of a channel whose files need no command in the index."""
+    """Serve as `commands` of a channel whose files need no command in the index."""
     del address
     return ()
 

@@ -65,7 +65,7 @@ FA4 = {"window": "(None, None)", "result": "(out, None)", "result_packed": "(q, 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of packages that is searched first, and forgotten afterwards."""
+    """Yield a folder of packages that Python searches first, and forget them afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith(("flash_attn", "cudnn"))]:
@@ -269,7 +269,7 @@ def attend_with_lse(*inputs: torch.Tensor, scale: float) -> tuple[torch.Tensor, 
 
 @pytest.fixture
 def operators(folder: Path) -> Iterator[list[dict[str, object]]]:
-    """`torch.ops.flash_attn_3` in plain torch; yields the options of its backward calls."""
+    """Make `torch.ops.flash_attn_3` of plain torch; yield the options of its backward calls."""
     del folder
     defaults = {"bool": "False", "int": "-1"}
     options = ", ".join(f"{kind} {name}={defaults.get(kind)}" for name, kind in OPTIONS.items())

@@ -182,7 +182,7 @@ def test_a_source_tree_has_no_record(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A source tree."""
+    """Make a source tree."""
     folder = tmp_path / "clone"
     for name in ("flash_dist/__init__.py", "csrc/kernels.toml"):
         (folder / name).parent.mkdir(parents=True)

@@ -58,7 +58,7 @@ def textbook(
     lengths: tuple[int, ...],
     scores: Scores,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in float32 with torch's own gradients: an implementation to test."""
+    """Compute attention in float32 with torch's own gradients: an implementation to test."""
     q, k, v = inputs
     group = q.shape[2] // k.shape[2]
     s = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float().repeat_interleave(group, 2))
