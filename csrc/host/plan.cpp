@@ -168,8 +168,8 @@ class Planner : PlanGrid {
     return best;
   }
 
-  // Cuts into chunks of whole units, of nearly equal size. As many chunks as memory needs, or more
-  // to fill whole waves.
+  // Cuts the launches into chunks of complete units, nearly equal in size. Makes as many chunks as
+  // memory requires, or more to fill complete waves. Returns false if that is not possible.
   bool cut_by_units(BwdPlan& plan, int64_t left) const {
     const int64_t tiles = slots(0, key_steps_);
     const int64_t tile_bytes = int64_t{DS_TILE_BYTES} * shape_.group;

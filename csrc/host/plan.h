@@ -1,5 +1,6 @@
 // Splits a backward call into launches: a pure function of shapes, mask, budget and device
-// properties. The plan fixes the order of summation, and so every bit of the result:
+// properties. A unit is a (batch, kv head) pair. The plan fixes the order of summation, and so
+// every bit of the result:
 //
 //   whole        one block computes all gradients of a unit, whose sequences fit its tile;
 //   fused        else: one kernel computes dK, dV and dQ, if there is such a kernel;
@@ -13,15 +14,16 @@
 // (host/splits.h). Their partial sums may take half of the budget; without a budget there is 1
 // split.
 //
-// Then dS is stored: all of it, or in chunks that each fill a wave. Chunks have whole units, or
-// some keys, or some queries and keys. With blocks of equal length, the number of unit chunks is
-// the one whose last waves of dK/dV and dQ are fullest. If the chunks would leave the device idle,
-// the next larger divisors of the group are tried as splits, up to half of the budget, then smaller
-// ones, which leave more memory for dS. If none works, dS is not stored.
+// Then dS is stored: all of it, or in chunks that each fill a wave. A chunk has complete units, or
+// some keys of units, or some queries and keys. With blocks of equal length, the planner chooses
+// the number of chunks of complete units whose last waves of dK/dV and dQ are fullest. If the
+// chunks would leave the device idle, it tries the next larger divisors of the group as splits, up
+// to half of the budget, then smaller divisors, which leave more memory for dS. If none works, dS
+// is not stored.
 //
-// A query x key chunk has queries of one query head of each split, or a few whole query heads. It
-// fits dS into the budget for any sequence length. Of all cuts, the one with the least estimated
-// time is taken. Queries of packed sequences and of masks with arrays are not cut.
+// A query x key chunk has queries of one query head of each split, or a few complete query heads.
+// Such chunks fit dS into the budget for any sequence length. The planner takes the cut with the
+// least estimated time. It does not cut queries of packed sequences and of masks with arrays.
 //
 // Splits and spilling may depend on the batch: a larger batch takes more of the budget and fills
 // the GPU better. Chunks do not change bits: each dQ is one sum over its keys in ascending order,

@@ -38,9 +38,9 @@ class SplitPlanner : PlanGrid {
  public:
   SplitPlanner(const PlanGrid& grid, int64_t budget) : PlanGrid(grid), budget_(budget) {}
 
-  // Blocks of equal length: the least number of group splits that fills the device. Blocks of
-  // unknown length: the least number that makes UNEVEN_WAVES waves. Otherwise the cheapest, and the
-  // least of these. ascending: the blocks of the first keys start first.
+  // Returns the number of group splits. Blocks of equal length: the least number that fills the
+  // device. Blocks of unknown length: the least number that makes UNEVEN_WAVES waves. Otherwise:
+  // the cheapest number, the least of several. ascending: the blocks of the first keys start first.
   int choose_group_split(bool ascending) const {
     if (blocks(units_, key_steps_) == 0 || next_group_split(1) == 0) return 1;
     if (even()) return splits_for(wave_);
