@@ -436,7 +436,7 @@ def _complain_of(other: object) -> TypeError:
 def _split_masks(
     masks: BlockMask | Sequence[BlockMask], count: int
 ) -> tuple[tuple[Term, ...], ...]:
-    """Return the terms of each sequence's mask, or once if all share one."""
+    """Return the terms of each sequence's mask; one entry if all sequences share a mask."""
     if not isinstance(masks, (BlockMask, list, tuple)):
         message = f"masks must be a BlockMask or a list of them, got {type(masks).__name__}"
         raise complain(TypeError, message)

@@ -159,7 +159,7 @@ class Drawn:
         self.size = prod(map(len, self._axes))
 
     def draw(self, count: int, *, wanted: Callable[[Case], bool]) -> list[Case]:
-        """Return up to count different wanted cases, in order of appearance."""
+        """Return up to `count` different wanted cases, in order of appearance."""
         if self.size <= 20_000:  # shuffle only small ranges
             cases = list(map(self._flatten, product(*self._axes)))
             self._random.shuffle(cases)

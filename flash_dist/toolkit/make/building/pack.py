@@ -142,7 +142,7 @@ class WheelWithBill(bdist_wheel):
     """Tags the wheel, and adds the bill of materials, so that RECORD lists it as every file."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Return the tag: the libraries call torch and CUDA, and nothing of Python."""
+        """Return the tag, which names no Python: the libraries call only torch and CUDA."""
         return (*ANY_PYTHON, f"linux_{target_machine()}")
 
     def write_wheelfile(self, wheelfile_base: str, *args: str) -> None:
