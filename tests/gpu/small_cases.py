@@ -155,15 +155,15 @@ def run_features(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
         sizes = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": torch_dtype(dtype)}
         options = {"float32_precision": precision_of(dtype)}
         drops = head_dim <= MOST_COLUMNS and dtype != IEEE32
+        fractions = (0.0, 0.25) if drops else (0.0,)  # that dropout drops
         for megabytes in BUDGETS:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
             for name in KINDS:
                 problem = copy_to_gpu(masked_problem(name, device="cpu", **SMALL, **sizes))
                 problem = replace(problem, dlse=torch.zeros(1, 2, SMALL["seqlen_q"]).cuda())
-                shape = 1, 2, SMALL["seqlen_q"], SMALL["seqlen_k"] + 2
-                single = torch.randn(shape)
+                single = torch.randn(1, 2, SMALL["seqlen_q"], SMALL["seqlen_k"] + 2)
                 biases = (x.cuda()[..., :-2] for x in (single, single.to(problem.q.dtype)))
-                for bias, dropout_p in product((*biases, None), (0.0, 0.25)[: 1 + drops]):
+                for bias, dropout_p in product((*biases, None), fractions):
                     scored = Scored(problem, bias=bias, dropout_p=dropout_p)
                     ran.run(attend_scored, scored, poison=False, **options)
         for shape in (SMALL, EVEN):

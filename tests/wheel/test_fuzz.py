@@ -46,6 +46,47 @@ def attend_wrongly(packed, attend=attention.attend_packed, *, alibi_slopes=None,
 attention.attend_packed = attend_wrongly
 sys.exit(attention.main(sys.argv[1:]))
 """
+PLANTED_IN_NEW = """
+import sys
+import torch
+from tests.fuzz import attention
+
+def attend_wrongly(scored, attend=attention.attend_scored, **options):
+    {before}
+    result = attend(scored, **options)
+    {after}
+    return result
+
+attention.attend_scored = attend_wrongly
+sys.exit(attention.main(sys.argv[1:]))
+"""
+# What happens before and after a call with newer features, and the expected message.
+NEW_FAULTS = {
+    "bias": (
+        "",
+        "result |= {'dbias': result['dbias'] * 1.01} if 'dbias' in result else {}",
+        "dbias",
+    ),
+    "dropout": ("torch.manual_seed(1)", "", "out"),
+    "max_logit": (
+        "",
+        "result |= {'max_logit': result['max_logit'] + 1e-3} if 'max_logit' in result else {}",
+        "max_logit",
+    ),
+}
+DRAWN = """
+from tests.fuzz.attention import New, draw_case
+
+def has_new(case):
+    return case.bias or case.dropout_p or case.with_max_logit or case.head_dim > 256
+
+for share in (0.5, 1.0):
+    cases = [draw_case(number, new=New(share)) for number in range(400)]
+    assert cases == [draw_case(number, new=New(share)) for number in range(400)]
+    print(sum(map(bool, map(has_new, cases))), len(set(map(str, cases))))
+assert {case.head_dim for case in cases} & {*range(257, 512)}
+assert not [case for case in cases if case.dtype == "fp32" and case.head_dim > 256]
+"""
 PLANTED_IN_A_CACHE = """
 import sys
 from flash_dist.kernels.budget import workspace_budget
@@ -125,6 +166,25 @@ def test_scores_of_documents_that_are_off_are_found(number: str, said: str, copi
     done = run(copied, "-c", PLANTED_IN_DOCUMENTS, *options)
     assert done.returncode == 1, done.stdout + done.stderr
     assert said in done.stdout
+
+
+def test_half_of_the_cases_have_a_newer_feature_or_all(copied: Path) -> None:
+    done = run(copied, "-c", DRAWN)
+    assert done.returncode == 0, done.stderr
+    half, distinct, every, distinct_new = map(int, done.stdout.split())
+    assert 160 < half < 240
+    assert (distinct, every, distinct_new) == (400, 400, 400)
+
+
+@pytest.mark.parametrize(("before", "after", "said"), NEW_FAULTS.values(), ids=NEW_FAULTS)
+def test_a_newer_feature_that_is_off_is_found(
+    before: str, after: str, said: str, copied: Path
+) -> None:
+    options = ("--device", "cpu", "--longest", "80", "--cases", "40", "--only-new")
+    done = run(copied, "-c", PLANTED_IN_NEW.format(before=before, after=after), *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    findings = done.stdout.splitlines()[:-1]
+    assert len([one for one in findings if f": {said} is off by" in one]) > 1
 
 
 def test_two_processes_share_the_same_cases(copied: Path) -> None:
