@@ -1,12 +1,13 @@
-"""Thousands of runs over 43 shapes: how many differ from the first in any bit.
+"""Thousands of runs over 64 shapes: how many differ from the first in any bit.
 
     python benchmarks/determinism.py [--runs 500] [--scores 5] [--only WORDS] [--bits FILE]
 
 A run is a forward and a backward. All head_dims, masks, packed documents, float32; some fill every
 multiprocessor in one launch, some cut keys into stripes, or queries as well, some split query
-groups, or share queries, some store no dS, some begin with the first keys. --scores N runs each
-shape with N random combinations of softcap, ALiBi (slopes of heads, or of heads of each sequence)
-and sinks instead, the same for the same --seed.
+groups, or share queries, some store no dS, some begin with the first keys; some have a bias,
+dropout, or return the largest scores. --scores N runs each shape with N random combinations of
+softcap, ALiBi (slopes of heads, or of heads of each sequence) and sinks instead, the same for the
+same --seed.
 --bits writes a digest of each shape's results to a file that does not exist, and holds them against
 one that does: of another machine, or of kernels that were built with delays (docs/debugging.md).
 Which way a backward went is then not looked up, which takes longer than a few runs. --device cpu
@@ -44,6 +45,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BITS = {2: torch.int16, 4: torch.int32}
 DOCUMENTS = (700, 65, 1500, 3, 0, 900, 31, 897)
 SOFTCAP = 3.0  # small, so that scores reach it
+DROPOUT_P = 0.25
 ALL_SCORES = "softcap alibi sinks"
 # Every combination of what happens to scores, but none at all.
 SCORES = tuple(
@@ -66,7 +68,7 @@ class Shape:
     megabytes: int = 1024
     dtype: str = "bf16"
     head_dim_v: int = 0
-    scores: str = ""  # of SCORES
+    scores: str = ""  # of SCORES, or of bias, dropout and max_logit
     shorter: int = 1  # what lengths are divided by
 
     def __str__(self) -> str:
@@ -129,11 +131,37 @@ SHAPES = (
     Shape("scored, stripes", 1, 4096, 8, 8, 256, megabytes=100, scores="softcap sinks"),
     Shape("scored dense mask", 2, 2048, 8, 4, 128, "dense", scores=ALL_SCORES),
     Shape("scored documents", 0, sum(DOCUMENTS), 8, 2, 128, "causal", scores=ALL_SCORES),
+    Shape("bias", 4, 2048, 16, 16, 64, scores="bias"),
+    Shape("bias", 2, 1024, 16, 4, 128, "causal", dtype="fp16", scores="bias sinks"),
+    Shape("bias of odd rows", 2, 1111, 8, 2, 128, "blocks", scores="bias"),
+    Shape("bias, recompute", 2, 1024, 8, 8, 256, "causal", 0, scores="bias alibi"),
+    Shape("dropout", 4, 2048, 16, 16, 64, "causal", scores="dropout"),
+    Shape("dropout", 4, 2048, 16, 4, 128, "causal", scores="dropout sinks"),
+    Shape("dropout, stored", 4, 2048, 16, 4, 128, dtype="fp16", scores="dropout"),
+    Shape("dropout and bias", 2, 1111, 8, 4, 128, "dense", scores="dropout bias"),
+    Shape("dropout documents", 0, sum(DOCUMENTS), 8, 2, 256, "causal", scores="dropout"),
+    Shape("largest scores", 4, 2048, 16, 16, 64, "causal", scores="max_logit"),
+    Shape("largest scores", 4, 2048, 16, 4, 128, scores="max_logit"),
+    Shape("largest scores", 2, 1111, 8, 8, 192, "window", head_dim_v=128, scores="max_logit"),
+    Shape("largest scores", 4, 2048, 8, 8, 256, "causal", scores="max_logit"),
+    Shape("largest scores of few tiles", 1, 512, 4, 4, 64, scores="max_logit"),
+    Shape("largest scores of few tiles", 1, 512, 4, 4, 128, "causal", scores="max_logit"),
+    Shape("largest scores", 2, 1111, 8, 2, 96, "dense", scores="max_logit softcap"),
+    Shape("largest scores", 0, sum(DOCUMENTS), 8, 2, 128, "causal", scores="max_logit"),
+    Shape("pairs of blocks", 2, 2048, 8, 8, 384, "causal"),
+    Shape("pairs of blocks", 2, 2048, 8, 2, 512, "causal", dtype="fp16"),
+    Shape("pairs of blocks", 2, 1111, 8, 8, 512, "window", 0),
+    Shape("pairs of blocks", 0, sum(DOCUMENTS), 8, 2, 512, scores="max_logit"),
 )
 
 
-def make_attention(shape: Shape, scores: dict[str, object], device: str) -> Callable[..., Tensor]:
-    """Return the call of a shape as a function of q, k, v and, if it has any, sinks."""
+def make_attention(
+    shape: Shape, scores: dict[str, object], device: str
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Return the call of a shape as a function of q, k, v and, if it has any, sinks and bias.
+
+    Its results are out and, if asked for, the largest scores.
+    """
     if shape.batch:
         function = partial(flash_attn_func, **make_mask(shape))
     else:
@@ -148,17 +176,22 @@ def make_attention(shape: Shape, scores: dict[str, object], device: str) -> Call
             causal=shape.mask == "causal",
         )
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        given = scores if sinks is None else {**scores, "learnable_sink": sinks}
-        return function(q, k, v, **given)
+    def attention(q: Tensor, k: Tensor, v: Tensor, **learned: Tensor) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)  # of dropout
+        results = function(q, k, v, **scores, **learned)
+        return results if isinstance(results, tuple) else (results,)
 
     return attention
 
 
 def make_scores(shape: Shape, device: str) -> dict[str, object]:
-    """Return softcap and ALiBi's slopes as arguments."""
+    """Return what happens to scores as arguments, without a gradient."""
     words = shape.scores.split()
     scores: dict[str, object] = {"softcap": SOFTCAP} if "softcap" in words else {}
+    if "dropout" in words:
+        scores["dropout_p"] = DROPOUT_P
+    if "max_logit" in words:
+        scores["return_max_logit"] = True
     slopes = 2.0 ** -torch.arange(1.0, shape.num_heads + 1, device=device)
     if "alibi" in words:
         scores["alibi_slopes"] = slopes
@@ -167,6 +200,19 @@ def make_scores(shape: Shape, device: str) -> dict[str, object]:
         steps = torch.arange(1.0, sequences + 1, device=device)
         scores["alibi_slopes"] = slopes / steps.unsqueeze(1)
     return scores
+
+
+def make_learned(shape: Shape, device: str) -> dict[str, Tensor]:
+    """Return sinks and bias as arguments."""
+    words, learned = shape.scores.split(), {}
+    if "sinks" in words:
+        learned["learnable_sink"] = torch.linspace(-2.0, 2.0, shape.num_heads, device=device)
+    if "bias" in words:
+        generator = torch.Generator(device).manual_seed(1)
+        size = (1, shape.num_heads, shape.tokens, shape.tokens)
+        bias = torch.randn(size, device=device, generator=generator)
+        learned["bias"] = bias.to(DTYPES[shape.dtype])
+    return learned
 
 
 def make_mask(shape: Shape) -> dict[str, object]:
@@ -259,16 +305,14 @@ def count_differing(
 ) -> Count:
     """Run a shape again and again."""
     os.environ["FLASH_DIST_WORKSPACE_MB"] = str(shape.megabytes)
-    q, k, v, dout = draw(shape, device)
-    leaves = [q, k, v]
-    if "sinks" in shape.scores:
-        leaves.append(torch.linspace(-2.0, 2.0, shape.num_heads, device=device))
-    inputs = tuple(x.requires_grad_() for x in leaves)
+    *qkv, dout = draw(shape, device)
+    learned = make_learned(shape, device)
+    inputs = tuple(x.requires_grad_() for x in (*qkv, *learned.values()))
     attention = make_attention(shape, make_scores(shape, device), device)
 
     def run() -> tuple[Tensor, ...]:
-        out = attention(*inputs)
-        return (out.detach(), *torch.autograd.grad(out, inputs, dout))
+        out, *largest = attention(*qkv, **learned)
+        return (out.detach(), *largest, *torch.autograd.grad(out, inputs, dout))
 
     first = run()
     kernels = frozenset(loaded["symbol"] for loaded in last_variant().values())
