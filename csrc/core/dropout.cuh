@@ -67,8 +67,8 @@ __device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint32_t key0, u
   }
 }
 
-// Exchanges halves of a lane's numbers for 16 x 16 scores of S^T with lane ^ 4: see above. odd: the
-// lane's key.
+// Exchanges halves of a lane's numbers for 16 x 16 scores of S^T with lane ^ 4: see above. odd: true
+// if the lane's key is odd.
 __device__ __forceinline__ void exchange_halves(uint32_t (&words)[4], bool odd) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {  // keys 8 * h + lane / 4: {first query, the one 8 behind}

@@ -55,8 +55,8 @@ KERNEL_API int flash_dist_bwd(const flash_dist::Call* call, const flash_dist::De
                               void* context);
 
 // Computes partial sums of the gradient of a bias, one per block. delta: as above. The caller sets
-// in gradient: `parts`, batches, heads, splits, sums_queries, sums_keys. In gradient.p: the fields
-// that `grads` has above except dq, dk and dv, and the bias.
+// in gradient: `parts`, batches, heads, splits, sums_queries, sums_keys. In gradient.p the caller
+// sets the bias, and the same fields as in `grads` above without dq, dk and dv.
 KERNEL_API int flash_dist_bias_gradient(const flash_dist::Call* call,
                                         const flash_dist::DeltaParams* delta,
                                         const flash_dist::BiasGradientDropoutParams* gradient,

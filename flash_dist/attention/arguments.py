@@ -286,7 +286,7 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
 
 
 def _read_sides(window_size: object) -> tuple[int, int] | None:
-    """Return both sides, with -1 for unbounded; None if they are no valid window."""
+    """Return the sides of a window, with -1 for unbounded; None if they are not valid."""
     if isinstance(window_size, torch.Tensor) and window_size.dim() == 1:
         window_size = window_size.unbind()
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # noqa: PLR2004

@@ -109,8 +109,8 @@ struct DkdvOfPair {
   __device__ __forceinline__ static Stages after(const Stages& stages) {
     return {stages.passed + 1};
   }
-  // NOTE: there are twice as many items as stages. The item of a stage is needed until its second
-  // tile has been read, which is after the first tile of the stage after the next one has arrived.
+  // NOTE: there are twice as many items as stages. The item of a stage is needed until the stage's
+  // second tile has been read. Before that, the first tile of the second next stage may arrive.
   __device__ __forceinline__ static int item_of(const Stages& stages) {
     return stages.passed % (2 * Config::STAGES);
   }
