@@ -23,7 +23,11 @@ LIBRARY_COST: Final = 30
 
 
 class Limit(NamedTuple):
-    """Limits on one kind of work: shared by all files, per byte of a file, and at most for a file.
+    """Limits on one kind of work.
+
+    shared: For all files of a command together.
+    per_byte: For each byte of a file.
+    most: For one file.
 
     Measured on 40 libraries of CUDA 12 and 13, torch, NCCL, cuDNN and cuBLAS, up to 1 GB.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FILE: Final = f"{NAME}.pyz"
 
-# A project with a copy of this toolkit runs the copy's program: the project may have none.
+# The program of a project with a copy of this toolkit is the copy's: the project may have none.
 _RUN: Final = (
     f"from {NAME}.__main__ import run\n\nrun()"
     if EMBEDDED
