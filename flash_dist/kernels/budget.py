@@ -9,8 +9,8 @@ from ..errors import FlashDistError
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536
-# A budget that is read from the variable when the backward runs. For graphs, which store their
-# arguments.
+# Makes the backward read the variable when it runs. Graphs store this number instead of the
+# variable's current value.
 BUDGET_NOW: Final = -1
 _KEY: Final = os.fsencode(BUDGET_VARIABLE)
 _DEFAULT_BUDGET: Final = DEFAULT_BUDGET_MB << 20

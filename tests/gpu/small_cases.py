@@ -3,10 +3,11 @@
 compute-sanitizer --tool racecheck python tests/gpu/small_cases.py WHAT [1/4] [--dtype bf16]
 
 WHAT is all, kernels, features, masks, cells, caches or boundaries; the second argument runs one of
-several parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. It prints each kernel after it
-ran, and at the end those of the build that did not run, nor in the runs with the same --ran FILE:
-some need less shared memory. Inputs are drawn on the CPU and copied, so that initcheck with
-`--kernel-name` sees all memory that our kernels read as written.
+several parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. The program prints each kernel
+after it ran. At the end it prints the kernels of the build that ran neither here nor in other runs
+with the same --ran FILE, because some kernels run only with less shared memory. Inputs are drawn on
+the CPU and copied, so that initcheck with `--kernel-name` sees all memory that our kernels read as
+written.
 """
 
 from __future__ import annotations
