@@ -37,7 +37,7 @@ struct DkdvSm90 {
   const DkdvSm90Work& work = smem.work;
   const Steps steps{params, smem};
 
-  // Loads, in one thread.
+  // Loads K, V and the stages of queries, in one thread.
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
     steps.load_keys();
@@ -52,7 +52,7 @@ struct DkdvSm90 {
     }
   }
 
-  // Computes, in a warpgroup of 64 keys.
+  // Computes dK and dV, in a warpgroup of 64 keys.
   __device__ __forceinline__ void compute() const {
     DkSum dk;
     DvSum dv;

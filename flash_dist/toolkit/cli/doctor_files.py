@@ -52,7 +52,7 @@ def write_report(path: Path, document: dict[str, Any]) -> None:
 
 
 def add_record_options(parser: argparse.ArgumentParser) -> None:
-    """Describe the two options."""
+    """Add `--save` and `--load`."""
     parser.add_argument(
         "--save",
         type=parse_save,

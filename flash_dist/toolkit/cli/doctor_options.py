@@ -55,7 +55,7 @@ _VALUES: Final = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Describe the options of doctor."""
+    """Add the options of doctor."""
     add_json(parser, "doctor")
     add_strict(parser)
     parser.add_argument(
