@@ -150,20 +150,12 @@ def _differentiate(tensors: Sequence[Any], options: Options) -> Gradients:
     return dq, dk, dv, dsinks
 
 
-def attention_no_grad(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    mask_data: Tensor | None,
-    softmax_scale: float,
-    ieee: bool = False,  # noqa: FBT001, FBT002
-    *packed: Any,  # noqa: ANN401
-) -> Pair:
+def attention_no_grad(*call: Any) -> Pair:  # noqa: ANN401 - the operator's schema
     """Return the results of `attention`; the integers of the mask are a tensor."""
+    mask, mask_data, softmax_scale, *rest = call[3:]
+    ieee, *packed = rest or [False]
     packed += NOT_PACKED[len(packed) :]
-    call: tuple[Any, ...] = q, k, v, mask_data, mask.tolist(), *packed, softmax_scale, ieee
-    return attention(*call)
+    return attention(*call[:3], mask_data, mask.tolist(), *packed, softmax_scale, ieee)
 
 
 def attention_backward_no_grad(*call: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401 - likewise
@@ -188,26 +180,14 @@ def attention_masked_max_logit(*call: Any) -> Results:  # noqa: ANN401 - the ope
     return _attend_masked(*call)
 
 
-def _attend_masked(  # noqa: PLR0913, PLR0917 - the operators' schema
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: Tensor | None,
-    handle: int,
-    batches: int,
-    heads: int,
-    causal: bool,  # noqa: FBT001
-    softmax_scale: float,
-    keep: bool,  # noqa: FBT001
-    batch_invariant: bool,  # noqa: ARG001, FBT001 - always invariant
-    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - likewise
-    *scores: Any,  # noqa: ANN401
-) -> Results:
+def _attend_masked(*call: Any) -> Results:  # noqa: ANN401 - the operators' schema
     """Return all results for a BlockMask or an IntervalMask."""
+    q, k, v, plan, handle = call[:5]
+    softmax_scale, keep, _, *how = call[8:]
     if keep and plan is None:
         registry.cache(handle)
-    mask = visible(q, k, plan, handle, batches, heads, causal)
-    return reference_results(q, k, v, _mask_options(softmax_scale, mask, scores))
+    mask = visible(q, k, *call[3:8])
+    return reference_results(q, k, v, _mask_options(softmax_scale, mask, how[1:]))
 
 
 def attention_masked_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema

@@ -144,24 +144,20 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
                                          SoftmaxState<Config::ROW_TILES>& state) {
   using Target = typename Config::Target;
   using T = typename Config::T;
-  constexpr int HEAD_DIM = Config::HEAD_DIM;
-  constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
+  using Queries = Operand<Config::HEAD_DIM>;
   constexpr int BLOCK_N = Config::BLOCK_N;
-  constexpr int MT = Config::ROW_TILES;
   constexpr int NT = Config::KEYS / 8;
   constexpr int SPLIT = Config::SPLIT;
   const FwdTeam<Config> team(smem);
   const int part = SPLIT == 1 ? 0 : team.part;
-  const uint32_t sQ = shared_address(smem.q);
   const uint32_t sK = shared_address(smem.k);
   const uint32_t sV = shared_address(smem.v);
-  const auto a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
-  const auto b_k = NT == 1 ? Operand<HEAD_DIM>::b_8(sK) : Operand<HEAD_DIM>::b(sK);
-  const auto b_v = share(Operand<HEAD_DIM_V>::b_trans(sV), part);
+  const auto a_q = Queries::a(shared_address(smem.q) + warp_row0 * Config::HEAD_DIM * 2);
+  const auto b_k = NT == 1 ? Queries::b_8(sK) : Queries::b(sK);
+  const auto b_v = share(Operand<Config::HEAD_DIM_V>::b_trans(sV), part);
   const float scale_log2 = p.scores.scale * LOG2_E;
-
-  TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
-  TileCopy<Target, BLOCK_N, HEAD_DIM_V, Config::THREADS> copy_v;
+  TileCopy<Target, BLOCK_N, Config::HEAD_DIM, Config::THREADS> copy_k;
+  TileCopy<Target, BLOCK_N, Config::HEAD_DIM_V, Config::THREADS> copy_v;
   const auto fetch_k = [&](const auto& w, int key0) {
     copy_k.fetch(sK, w.k + key0 * p.k.row, p.k.row, {w.keys.first - key0, w.keys.end - key0},
                  p.head_dim);
@@ -170,7 +166,6 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     copy_v.fetch(sV, w.v + key0 * p.v.row, p.v.row, {w.keys.first - key0, w.keys.end - key0},
                  p.head_dim_v);
   };
-
   int j = mine.blocks.end - 1;
   if (j >= mine.blocks.begin) {
     const int key0 = mine.blocks.key0(j);
@@ -191,28 +186,26 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     const auto key0 = [&](int i) { return MASKED ? work.blocks.key0(i) : i * BLOCK_N; };
 
     // S = Q @ K.T                                        [ROWS, KEYS] per warp
-    Accumulator<MT, NT> s;
+    Accumulator<Config::ROW_TILES, NT> s;
     s.clear();
     if constexpr (MASKED)
       add_bias<T, BeginWithBias, !Config::DROPS>(s, p, Config::BLOCK_M, warp_row0,
                                                  key0(j) + part * Config::KEYS);
-    gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(s, a_q, b_k, part * Config::KEYS);
+    gemm_abt<Target, T, Config::HEAD_DIM, Config::UNROLL>(s, a_q, b_k, part * Config::KEYS);
     const auto mask = [&] {
       if constexpr (MASKED) {
-        constexpr Tanh TANH = Config::DROPS ? Tanh::NONE : Tanh::FAST;
-        modify_and_mask<TANH, T, Config::DROPS>(s, p, work, warp_row0, j, part * Config::KEYS);
+        modify_and_mask<Config::DROPS ? Tanh::NONE : Tanh::FAST, T, Config::DROPS>(
+            s, p, work, warp_row0, j, part * Config::KEYS);
       }
     };
     if constexpr (SPLIT > 1) {
       mask();
       team.store_tops(s);
     }
-
     copy_v.land(sV);
     wait_for_copies<Target>();  // V(j) has landed; all warps have read K(j)
     if (j > work.blocks.begin) fetch_k(work, key0(j - 1));
     commit_copies<Target>();
-
     if constexpr (SPLIT > 1) {
       online_softmax(s, o, state, scale_log2,
                      [&](int m, int h) { return team.find_top_of_all(state.row_max[m][h], m, h); });
@@ -227,7 +220,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     if constexpr (Config::DROPS) place = dropout_place(p, Config::BLOCK_M, warp_row0, key0(j));
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {
-      uint32_t rP[MT][4];
+      uint32_t rP[Config::ROW_TILES][4];
       if constexpr (SPLIT > 1) {
         team.load_weights(rP, k);
       } else {
@@ -236,7 +229,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
       if constexpr (Config::DROPS) {
         drop_operand(rP, dropout_of(p), {place.sequence_head, place.row0, place.key0 + k * 16});
       }
-      gemm_ab_step<Target, T, HEAD_DIM_V, SPLIT>(o, rP, b_v, k * 16);
+      gemm_ab_step<Target, T, Config::HEAD_DIM_V, SPLIT>(o, rP, b_v, k * 16);
     }
     if (j > work.blocks.begin) {
       copy_k.land(sK);

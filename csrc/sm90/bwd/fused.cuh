@@ -552,6 +552,14 @@ struct FusedSm90 {
     store_ds(gradients, thread, place);
     Steps::issue_sum(dk, gradients, q);
     arrive_ds(thread, place);
+    await_sums(dk, dv, probabilities, gradients, thread, stages, place);
+  }
+
+  // Waits for the sums of a stage. If the warpgroups of keys also multiply for dQ, computes its half
+  // of the columns meanwhile.
+  __device__ __forceinline__ void await_sums(DkSum& dk, DvSum& dv, Fragments& probabilities,
+                                             Fragments& gradients, const OwnThread& thread,
+                                             const Stages& stages, const Gradients& place) const {
     if constexpr (!Config::KEYS_MULTIPLY) {
       wgmma_wait<0>();
       hold(dk.x[0]);
