@@ -32,7 +32,7 @@ _VERBS: Final = (
     *("add", "allow", "change", "check", "drop", "fix", "improve"),
     *("make", "move", "remove", "rename", "replace", "update", "use"),
 )
-# Other verb forms (adds, added, adding, dropped, used), also of stems that are no verb.
+# Other forms of the verbs: adds, added, adding, dropped, used. Some of these forms are not words.
 _IMPERATIVE_OF: Final = {"made": "make"} | {
     f"{stem}{ending}": verb
     for verb in _VERBS
@@ -69,7 +69,7 @@ def check_message(path: Path) -> Iterator[str]:
             ["git", "stripspace", "--strip-comments"], stdin=file, capture_output=True, check=True
         )
     paragraph, _, _ = done.stdout.decode(errors="replace").strip().partition("\n\n")
-    subject = " ".join(paragraph.splitlines())  # as `git log --format=%s` joins them
+    subject = " ".join(paragraph.splitlines())  # `git log --format=%s` joins lines so, too
     problem = None if subject.startswith(_TO_BE_SQUASHED) else find_problem(subject)
     if problem:
         yield problem
@@ -79,7 +79,7 @@ def check_history(root: Path = ROOT, base: str = BASE) -> Iterator[str]:
     """Yield the problems of the commits after a base; merge commits may have any subject.
 
     Raises:
-        NotCheckedError: This is no git checkout, or the base is not in it.
+        NotCheckedError: The folder is no git checkout, or the checkout lacks the base.
     """
     if not (root / ".git").exists():
         message = f"no commit subject was checked: `{root}` is not a git checkout"

@@ -45,7 +45,7 @@ NEEDS: Final = {
 FOREIGN: Final = "xformers==0.0.32.post2"
 _XFORMERS: Final = f"{FOREIGN.replace('==', '-')}-*.whl"
 STALE: Final = "; stale: "  # appended to the first line of a record
-_MULTIPROCESSORS: Final = 132  # of the GPU that made the records
+_MULTIPROCESSORS: Final = 132  # number on the GPU that made the records
 _PROGRAM: Final = "python -m flash_dist"
 _SEQUENCE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # terminal escape: colours, cursor
 _BLOCK: Final = re.compile(r"^```console\n(\$ [^\n]*\n)(.*?)^```\n", re.DOTALL | re.MULTILINE)
@@ -143,7 +143,7 @@ def _read_all(reader: int) -> Iterator[bytes]:
 
 
 def make_environ(python: Path, folder: Path, *, tree: bool) -> dict[str, str]:
-    """Return the environment: a plain terminal, and `python` with the wheel."""
+    """Return the variables of a plain terminal, with the folder of `python` first on PATH."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FLASH_DIST_")}
     link = folder / ".venv"
     if not link.exists():
@@ -255,7 +255,7 @@ def count_installed_files() -> int:
 
 
 def count_wheel_files() -> int:
-    """Count the entries of RECORD in a wheel of this tree, with RECORD itself."""
+    """Count the entries of RECORD in a wheel of this tree, including RECORD itself."""
     package = ROOT / "flash_dist"
     modules = [path for path in find_installed(package) if path.suffix == ".py"]
     others = read_pyproject()["tool"]["setuptools"]["package-data"]["flash_dist"]

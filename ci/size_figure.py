@@ -46,10 +46,10 @@ _WRITTEN: Final = 0.35  # smallest part that gets a number, in megabytes
 def count_bytes(
     contents: WheelContents, libraries: Mapping[str, bytes]
 ) -> dict[str, dict[str, float]]:
-    """Return the megabytes of each part of a wheel by target; they add up to its size.
+    """Return the megabytes of each part of a wheel by target; the sum is the wheel's size.
 
     Args:
-        contents: Of the wheel.
+        contents: The contents of the wheel.
         libraries: The bytes of its libraries, by their names in the wheel.
     """
     roles = {kernel.symbol: kernel.role for kernel in contents.manifest.kernels}
@@ -81,7 +81,7 @@ def _share(image: Image, roles: Mapping[str, str]) -> dict[str, float]:
 
 
 def draw(sets: Mapping[str, Mapping[str, float]], plt: Any) -> Any:  # noqa: ANN401 - matplotlib
-    """Draw a bar per set, the first one on top."""
+    """Draw one bar per set, with the first set on top."""
     figure, axis = plt.subplots(figsize=(WIDTH, _BESIDE + _HEIGHT * len(sets)))
     places = range(len(sets))
     begins = [0.0] * len(sets)

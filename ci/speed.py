@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
 PAGES: Final = (ROOT / "docs" / "speed.md", ROOT / "benchmarks" / "README.md")
-LENGTHS: Final = tuple(kilo * 1024 for kilo in (16, 64, 128, 256))  # of the set `list_long`
+LENGTHS: Final = tuple(kilo * 1024 for kilo in (16, 64, 128, 256))  # in the set `list_long`
 PEERS: Final = {
     "x FLASH": "sdpa-flash",
     "x FLASH, deterministic": "sdpa-flash-deterministic",
@@ -30,7 +30,7 @@ NEWER: Final = {  # deterministic kernels for the shapes in the figure
     "FA4": "fa4-deterministic",
     "flex": "cudnn-flex-deterministic",
 }
-CALLS: Final = (  # function for users, and its name in results
+CALLS: Final = (  # public function, and its name in results
     ("`flash_attn_func`", "function"),
     ("with a BlockMask", "function, BlockMask"),
     ("forward with gradients", "forward with gradients"),
@@ -58,7 +58,7 @@ def write_ratios(rows: Iterable[Row], peer: str, pass_: str) -> str:
 def compare_pass(pass_: str) -> str:
     """Compare one pass of the set `paper`. A row of the table has three lengths.
 
-    FLASH also has a faster mode that is not deterministic. Another table has its mean.
+    FLASH also has a faster mode that is not deterministic. Another table has the mean of that mode.
     """
     left_out = "sdpa-flash" if pass_ == "backward" else "sdpa-flash-deterministic"
     peers = {title: peer for title, peer in PEERS.items() if peer != left_out}
@@ -79,7 +79,7 @@ def compare_pass(pass_: str) -> str:
 
 
 def compare_newer() -> str:
-    """Compare our rates on the shapes of the figure with those of the newest kernels of others."""
+    """Compare our rates with other packages' newest kernels, on the shapes of the figure."""
     passes = ("forward", "backward")
     lines = [
         [

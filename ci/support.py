@@ -53,7 +53,7 @@ class Row:
 
     name: str
     dtypes: tuple[str, ...]
-    sizes: tuple[tuple[Size, ...], ...]  # per GPU
+    sizes: tuple[tuple[Size, ...], ...]  # the supported sizes of each GPU
 
     @property
     def common(self) -> tuple[Size, ...]:
@@ -110,7 +110,7 @@ def _cell(sizes: Sequence[Size], common: Sequence[Size]) -> str:
 
 
 def native_target(device: Device) -> Arch:
-    """Return the target made for a GPU, which runs every kernel for this GPU."""
+    """Return the target that is made for a GPU. The GPU runs every kernel for this target."""
     return Arch(device.major, device.minor, "a" if device.number >= SUFFIXED else "")
 
 
@@ -135,7 +135,7 @@ def write_sizes(sizes: Sequence[Size]) -> str:
 
 
 def load_table() -> str:
-    """Make the table of the kernels of this tree, for every GPU that has any."""
+    """Make the table of the kernels of this tree, for every GPU that has kernels."""
     return make_table(read_table(), [one for one in KNOWN_DEVICES if one >= FLOOR])
 
 

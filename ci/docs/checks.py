@@ -1,6 +1,6 @@
 """Check the built site: links, titles of pages, and that it needs no network.
 
-In headless Chromium, check widths, search and copy buttons.
+Check widths, search and copy buttons in headless Chromium.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 HELP_COLUMNS: Final = "88"
-SEVERAL: Final = "Returned values"  # heading of this section, which Google's style does not have
+SEVERAL: Final = "Returned values"  # heading for several results; not part of Google's style
 
 
 def write_cli() -> Iterator[str]:
@@ -101,11 +101,11 @@ def describe_public_names() -> Iterator[tuple[str, str]]:
 
 
 def find_definition(path: Path, name: str) -> Function | ast.ClassDef:
-    """Follow imports inside of the package to where a name is defined."""
+    """Return the definition of a name; follow imports inside of the package."""
     found: Function | ast.ClassDef | None = None
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
-            found = node  # the last one: overloads come first
+            found = node  # keep the last definition: overloads come before it
         elif isinstance(node, ast.ImportFrom) and _imports(node, name):
             return find_definition(_locate(path, node.module or ""), name)
     if found is None:

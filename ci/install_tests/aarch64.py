@@ -38,7 +38,7 @@ PYTHON: Final = "3.11"
 PACKAGES: Final = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 DEBIAN_NAMES: Final = {"aarch64": "arm64"}
 MACHINE: Final = "aarch64"
-UNSERVED: Final = "7.5"  # no known Arm machine has such a GPU
+UNSERVED: Final = "7.5"  # compute capability that no known Arm machine has
 # Prints whether the library matches the manifest and reports a missing driver.
 LIBRARY: Final = """
 import platform

@@ -58,7 +58,7 @@ class Root:
     """A Debian system in a folder."""
 
     path: Path
-    python: str  # name of its Python program and package
+    python: str  # name of the system's Python program and package
 
     def make(self, suite: str) -> None:
         """Install Debian; check its signatures but not their dates, as mirrors may be snapshots."""
@@ -84,7 +84,7 @@ def check_machine() -> None:
     """Check the requirements of the test.
 
     Raises:
-        NotRunError: Something is missing.
+        NotRunError: A requirement is missing.
     """
     if os.geteuid():
         message = "making another Debian needs root"

@@ -228,7 +228,10 @@ class ClientTests:
         return f"{version.partition('+')[2]}: {how}"
 
     def try_foreign(self, archset: ArchSet) -> str:
-        """Install for a machine with another CPU: expect its pick, which select must name, too."""
+        """Check a machine with another CPU.
+
+        The client must download the pick for this CPU, and select must name a wheel for it.
+        """
         machine, gpu = archset.machine, str(archset.archs[-1].device)
         pick = self.foreign[load_picks(ARCHSETS, machine)[self.client].name].file_name
         found = self._download(machine)
@@ -260,7 +263,7 @@ class ClientTests:
         return names[next(folder.glob("*.dist-info")).name]
 
     def _try_refused(self, machine: str, driver: str, said: dict[str, Any]) -> str:
-        """Require that doctor refuses every set if select names none."""
+        """If select names no set, require that doctor refuses every set."""
         for candidate in said["candidates"]:
             one, environment = self.by_set[candidate["name"]], self._fresh()
             environment.install(f"flash_dist=={one.version}", index=f"{self.url}{one.set_name}/")
@@ -287,7 +290,7 @@ def _ask_here(*words: str) -> str:
 
 
 def _ask_doctor(environment: Environment, machine: str, driver: str) -> dict[str, str]:
-    """Return doctor's verdict of an installed wheel on some GPUs."""
+    """Return doctor's verdict on each GPU for an installed wheel."""
     words = ["-m", "flash_dist", "doctor", "--gpu", machine, "--driver", driver]
     output = environment.run(*words, "--only", "build,driver,gpu", "--json", fine=(0, NO_CODE))
     data = [check["data"] for check in _read(output)["checks"] if check["gpu"] is not None]

@@ -50,7 +50,7 @@ class Environment:
 
         Args:
             words: Requirements, and options that pip and uv share.
-            index: The only index; the replacement of PyPI when empty.
+            index: The only index. If empty, `self.index` is the only index.
             within: Prefix of the client's command: `unshare --net`.
         """
         if self.client == "pip":

@@ -254,7 +254,7 @@ def _require_recorded(prefix: Path) -> None:
 
 
 def _require_only(prefix: Path, one: Artefact) -> str:
-    """Check that the prefix has this version, and no file that conda did not record for it."""
+    """Check that the prefix has this version, and only files that conda recorded for it."""
     said = _run_program(prefix, "--version").split()[-1]
     (record,) = (prefix / "conda-meta").glob(f"{PROJECT}-*.json")
     listed = {*json.loads(record.read_text("utf-8"))["files"], str(record.relative_to(prefix))}

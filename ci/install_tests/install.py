@@ -1,7 +1,7 @@
 """Install the wheels of dist/ as users do, from this machine: `nox -s install_test`.
 
 Every test installs into a fresh environment, only from a local file server, and checks the result.
-The clients' picks are those of `flash_dist/archsets.json`.
+`flash_dist/archsets.json` names the set that each client must pick.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Stage:
     """Input of every phase of the test."""
 
     artefacts: tuple[Artefact, ...]
-    url: str  # of the served index
+    url: str  # address of the served index
     work: Path  # an empty folder
     download: int | None = None  # bytes that a test of torch may download
 

@@ -35,7 +35,8 @@ STREAM: Final = "aoti_torch_get_current_cuda_stream"
 
 CPU_CALL: Final = Path(__file__).with_name("cpu_call.py").read_text(encoding="utf-8")
 
-# The lookup with ctypes searches the binding and the libraries it needs, as the linker does.
+# The lookup with ctypes searches the binding and the libraries that
+# the binding needs, as the linker does.
 PROBE: Final = f"""{CPU_CALL}
 import ctypes, json, sysconfig
 print(json.dumps({{
@@ -62,7 +63,7 @@ class Pair:
 
     @property
     def requirement(self) -> str:
-        """The requirement for pip. For a CPU wheel it names a build without CUDA."""
+        """The requirement for pip. For a CPU wheel, the requirement names a build without CUDA."""
         return f"torch=={self.torch}.0{CPU}" if self.cpu else f"torch=={self.torch}.*"
 
 
@@ -133,7 +134,7 @@ class Matrix:
             self._uv(*command, pair.requirement)
         except InstallError as error:
             raise NotRunError(str(error)) from error
-        # torch's files are large, and for one Python only.
+        # torch's files are large and serve only one Python.
         self._uv("uv", "cache", "clean", "--quiet", "torch")
         self._uv(*command, str(one.path))
 
@@ -185,7 +186,8 @@ def read_probe(output: str) -> tuple[dict[str, Any], str]:
     """Return the probe's result as data and in words.
 
     Raises:
-        InstallError: The binding did not find torch's streams, or found some in a torch without.
+        InstallError: The GIL does not match the version of Python, or the binding found streams in
+            a torch without CUDA, or found no streams in a torch with CUDA.
     """
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     said = f"torch {found['torch']}, Python {found['python']}, stream symbol "

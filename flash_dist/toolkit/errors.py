@@ -1,4 +1,4 @@
-"""Errors this package raises on purpose: one sentence and, if there is a sure one, a next step."""
+"""Errors that this package raises on purpose: one sentence each, and at most one sure next step."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def show(value: object, most: int = 60) -> str:
 
     NOTE: Python writes no int of more than 4300 digits, and a message must not fail for one.
     """
-    if type(value) is int and abs(value) < 2**63:  # torch.compile cannot trace its repr
+    if type(value) is int and abs(value) < 2**63:  # torch.compile cannot trace repr
         return f"{index(value)}"
     try:
         text = " ".join(repr(value).split())

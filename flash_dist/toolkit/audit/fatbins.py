@@ -1,10 +1,11 @@
 """Finds the fatbins of a library that lack a required target. One source file gives one fatbin.
 
-A driver chooses from each fatbin separately, so a library with a target may have kernels without
-it. A fatbin without kernels lacks nothing. Device linking makes one fatbin, whose PTX is in its
-objects. If the library chooses itself, several fatbins count as one: those that nothing registers,
-and those of one target each whose kernel names differ in the target only. A kernel whose compiled
-name holds its target twice is meant for that target alone: `fwd_sm90` for sm_90a.
+A driver chooses code from each fatbin separately, so a library that has a target may contain
+kernels without code for this target. A fatbin without kernels lacks nothing. Device linking
+makes one fatbin; the PTX for it is in the objects that were linked. Some libraries choose fatbins themselves.
+Then several fatbins count as one: fatbins that nothing registers, and fatbins of one target each
+whose kernel names differ only in the target. A kernel whose compiled name holds its target twice is
+meant for that target alone: `fwd_sm90` for sm_90a.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _is_compiled_for(arch: Arch, required: Arch) -> bool:
 
 
 def _unserved(arch: Arch, required: Arch) -> tuple[Device, ...]:
-    """Return the known GPUs that run code for the required target, but not the other."""
+    """Return the known GPUs that run code for `required` but no code for `arch`."""
     served = (device for device in KNOWN_DEVICES if judge(required, device))
     return tuple(device for device in served if not judge(arch, device))
 
@@ -174,7 +175,7 @@ def _has(archs: Iterable[Arch], required: Arch) -> bool:
 
 
 def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> list[int]:
-    """Find the fatbins that hold any kernel; the others cannot lack one."""
+    """Find the fatbins that hold any kernel; other fatbins cannot lack a target."""
     full = {kernel.container for kernel in inspection.kernels or ()}
     alone = inspection.report.unregistered
     found = [one for one in groups if one in full or (one in alone and not alone.isdisjoint(full))]
@@ -252,7 +253,7 @@ def _is_called(names: Iterable[str], pattern: re.Pattern[str]) -> bool:
 
 
 def _name_fatbins(inspection: Inspection) -> dict[int, tuple[str, ...]]:
-    """Return a name for each fatbin: its source file, its kernels, else its number."""
+    """Return the names of each fatbin: its source files and kernels, or else its number."""
     names: dict[int, dict[str, None]] = {}
     for entry in inspection.report.entries:
         names.setdefault(entry.container, {})

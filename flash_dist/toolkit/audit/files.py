@@ -35,7 +35,7 @@ INSTALLER: Final = "INSTALLER"  # written by conda packages
 def find_foreign_names(
     names: Iterable[str], manifest: Manifest, *, more: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Describe the files that a wheel holds but its manifest does not list, and those it lacks.
+    """Describe files of a wheel that its manifest does not list, and listed files that are absent.
 
     Args:
         names: Names of files and folders. The name of a folder ends with a slash.
@@ -56,7 +56,7 @@ def find_foreign_names(
 
 
 def _judge_files(files: set[str], manifest: Manifest, more: frozenset[str]) -> Iterator[str]:
-    """Compare files with those that the build lists, and those of a dist-info."""
+    """Describe files that belong neither to the build nor to a dist-info, and absent files."""
     name_of, naming = manifest.product, Naming(manifest.product)
     listed = {f"{name_of}/{name}" for name in manifest.files}
     built = {*naming.members(manifest), naming.manifest}

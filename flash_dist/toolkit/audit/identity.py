@@ -76,7 +76,7 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     """Describe where the parts of a wheel contradict each other.
 
     Raises:
-        KernelsError: A part of it cannot be read.
+        KernelsError: A part of the wheel cannot be read.
     """
     manifest = read_manifest_in(wheel)
     naming, name = Naming(manifest.product), manifest.product

@@ -38,7 +38,7 @@ class AuditOptions:
     baseline: str | None = None
     allow_missing: str | None = None
     headers_only: bool | None = None
-    policies: tuple[tuple[str, AuditOptions], ...] = ()  # pattern of library names, its options
+    policies: tuple[tuple[str, AuditOptions], ...] = ()  # library pattern, options
 
     def over(self, others: AuditOptions) -> AuditOptions:
         """Return these options, and those of `others` where these are not set."""
@@ -53,7 +53,7 @@ class AuditOptions:
         """Return the requirements.
 
         Raises:
-            UsageError: One of them is malformed.
+            UsageError: An option is malformed.
         """
         if self.forbid_extra and not self.require:
             message = "--forbid-extra must come with --require, which says what is no extra"
@@ -95,7 +95,7 @@ def read_options(path: Path) -> AuditOptions:
     """Read the table of a pyproject.toml; an absent file sets no options.
 
     Raises:
-        UsageError: It cannot be read, or has an unknown key or value.
+        UsageError: The file cannot be read, or has an unknown key or value.
     """
     if not path.is_file():
         return AuditOptions()

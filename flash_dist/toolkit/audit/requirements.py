@@ -51,16 +51,16 @@ _NAMED = 5  # items named in one message before the rest is counted
 
 @dataclass(frozen=True)
 class Requirements:
-    """Requirements on every library with GPU code. By default, all must be readable."""
+    """Requirements on every library with GPU code. By default, a library must only be readable."""
 
     archs: tuple[Arch, ...] = ()
     forbid_extra: bool = False  # forbid other targets
     kernels: tuple[str, ...] = ()  # parts of names: kernels that must exist, not as stubs
     no_stubs: re.Pattern[str] | None = None  # kernels with such names must not be stubs
-    max_bytes: int | None = None  # largest file
+    max_bytes: int | None = None  # maximum size of the released file
     min_driver: Driver | None = None  # the oldest driver, which must load everything
     allow_missing: re.Pattern[str] | None = None  # fatbins with such kernels may lack targets
-    headers_only: bool = False  # no image was opened
+    headers_only: bool = False  # judge headers, and open no image
     policies: tuple[tuple[str, Requirements], ...] = ()  # name pattern and its requirements
 
     def of(self, library: str) -> Requirements:
@@ -134,7 +134,7 @@ def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> I
 
 
 def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterator[str]:
-    """Check that the oldest promised driver loads every image on its GPU."""
+    """Check that the oldest promised driver loads every image on the GPU of the image."""
     reasons: dict[str, int] = {}
     for entry in entries:
         if entry.arch is not None:

@@ -70,14 +70,14 @@ def read_signed(path: Path, kind: str, keys: Sequence[PublicKey], day: date) -> 
     Args:
         path: A JSON file, with its envelope beside it.
         kind: The payload type of its envelope.
-        keys: Any of them may have signed it.
-        day: A key is good until the end of its last day.
+        keys: The keys that may have signed the file.
+        day: The day on which a key must be valid. A key is valid until the end of its last day.
 
     Returns:
-        The data in it, and the name of the key.
+        The data in the file, and the name of the key.
 
     Raises:
-        UnprovenError: No signature proves it.
+        UnprovenError: No valid signature is in the envelope, or the file differs from the envelope.
     """
     text = _read(path)
     envelope = _read_envelope(envelope_of(path), kind)
@@ -149,8 +149,8 @@ class SignedRelease:
     """A manifest whose signature was checked, and the keys that may sign.
 
     Args:
-        listing: Its files.
-        keys: Any of them may have signed.
+        listing: The files of the release.
+        keys: The keys that may have signed.
         day: Today.
         signature: Result of the check of the manifest itself.
         project: The project that the manifest names; empty if its signature is not valid.
@@ -205,7 +205,7 @@ class SignedRelease:
         return CheckResult("ok", f"made of commit {str(commit)[:12]}, says key {key}")
 
     def _check_release(self, path: Path) -> CheckResult:
-        """Check that no file of another release lies beside it or beside the manifest."""
+        """Check that no file of another release lies beside the file or beside the manifest."""
         places = (path.parent, self.folder, self.folder / PROVENANCE)
         folders = dict.fromkeys(place.resolve() for place in places if place.is_dir())
         found = [one for folder in folders for one in self._find_strangers(folder)]
@@ -230,8 +230,8 @@ def read_release(
 
     Args:
         manifest: The file.
-        keys: Any of them may have signed it.
-        day: By default today.
+        keys: The keys that may have signed it.
+        day: The day on which a key must be valid; by default today.
 
     Raises:
         MissingExtraError: No signature can be verified here.

@@ -41,7 +41,7 @@ def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Memb
     """Yield the members in order, without symbol and name tables.
 
     Raises:
-        FatbinError: It is not an archive, is damaged, or is a thin one without files.
+        FatbinError: The file is not an archive, is damaged, or is a thin archive without files.
     """
     end = file.seek(0, 2)
     file.seek(0)

@@ -73,7 +73,7 @@ class Budget:
     """Allowance left for one file and everything in it.
 
     Args:
-        size: Its bytes.
+        size: The size of the file in bytes.
         name: Its name in the error; "it" if only one file can be meant.
     """
 

@@ -77,7 +77,7 @@ def read_zstd_frame(
     """Unpack the first frame of some data, and return its length and contents.
 
     Raises:
-        FatbinError: It is damaged, or does not begin with the wanted bytes.
+        FatbinError: The frame is damaged, or its contents do not begin with the wanted bytes.
     """
     zstd, options = _import_zstd()
     decoder = zstd.ZstdDecompressor(options=options)

@@ -85,7 +85,7 @@ def _read_nested(mangled: str) -> str:
 
 
 def _walk(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield index, character and the number of brackets open before it."""
+    """Yield each character: its index, the character, and how many brackets are open before it."""
     opened: list[str] = []
     count = dict.fromkeys("([{<", 0)
     for place, character in enumerate(text):
@@ -95,7 +95,7 @@ def _walk(text: str) -> Iterator[tuple[int, str, int]]:
             opened.append(character)
             count[character] += 1
         elif opener == "<":
-            if opened and opened[-1] == "<" and text[place - 1] != "-":  # otherwise an operator
+            if opened and opened[-1] == "<" and text[place - 1] != "-":  # else part of an operator
                 opened.pop()
                 count["<"] -= 1
         elif opener is not None and count[opener]:

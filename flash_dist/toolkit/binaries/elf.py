@@ -35,7 +35,7 @@ _SECTION = Struct("<IIQQQQIIQQ")
 
 
 class Section(NamedTuple):
-    """One section header, of PE as well. It is checked when the data is read.
+    """A section header of an ELF or PE file. It is checked when the data of the section is read.
 
     NOTE: no dataclass, because the cubins of one large library have 600 000 sections.
     """

@@ -57,7 +57,7 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_if_possible(path: Path) -> str:
-    """Return the text of a system's file; empty if it is absent or not readable."""
+    """Return the text of a system file; empty if the file is absent or not readable."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

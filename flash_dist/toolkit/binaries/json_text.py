@@ -12,8 +12,8 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
     """Parse JSON, and reject texts that two readers may read differently.
 
     Raises:
-        ValueError: It is not JSON, an object has a name twice, or a number is not a JSON number.
-        RecursionError: It is nested too deeply.
+        ValueError: The text is not JSON, or an object has a name twice, or a number is not valid.
+        RecursionError: The text is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=_require_unique, parse_constant=_refuse_constant)
 

@@ -36,7 +36,7 @@ def read_pe(data: Buffer, budget: Budget | None = None) -> tuple[Section, ...]:
     """Read the section table of a DLL or program.
 
     Raises:
-        FatbinError: It is damaged, of another kind or for 32-bit Windows.
+        FatbinError: The file is damaged, of another kind or for 32-bit Windows.
     """
     start = _unpack(_SIGNATURE_AT, data, 0)[0]
     if data[start : start + len(_SIGNATURE)] != _SIGNATURE:
@@ -67,7 +67,7 @@ def read_object(data: Buffer, budget: Budget | None = None) -> tuple[Section, ..
     """Read the section table of a COFF object file.
 
     Raises:
-        FatbinError: It is damaged.
+        FatbinError: The file is damaged.
     """
     return _read_sections(data, 0, budget, linked=False)
 

@@ -92,7 +92,7 @@ class Segments:
 
     Args:
         data: The file.
-        whole: Reject a file that ends before its loaded data. Loading it would crash.
+        whole: Reject a file that ends before its loaded data ends. Loading such a file would crash.
 
     Raises:
         FatbinError: From every method: the file is damaged, or not 64-bit little-endian.

@@ -64,7 +64,7 @@ class Undefined:
 
 
 def open_shared(path: str | os.PathLike[str]) -> SharedObject:
-    """Open a library. Its file is closed with the last use of the returned value.
+    """Open a library. Its file is closed when nothing refers to the returned value any more.
 
     Raises:
         FatbinError: The file cannot be read, is cut short, or is not a library of 64-bit
@@ -91,12 +91,12 @@ class SharedObject:
 
     @cached_property
     def rpath(self) -> tuple[str, ...]:
-        """Folders for the libraries it needs and those they need; ignored if there is a RUNPATH."""
+        """Folders to search for direct and indirect dependencies; ignored if there is a RUNPATH."""
         return _split_path(self._image.names(_DT_RPATH))
 
     @cached_property
     def runpath(self) -> tuple[str, ...]:
-        """Folders for the libraries that it needs itself."""
+        """Folders to search for direct dependencies."""
         return _split_path(self._image.names(_DT_RUNPATH))
 
     @cached_property
@@ -106,14 +106,14 @@ class SharedObject:
 
     @cached_property
     def versions_defined(self) -> frozenset[str]:
-        """Versions that this library defines for others."""
+        """Versions that this library defines for other libraries."""
         entries = self._image.follow(_DT_VERDEF, _DEFINED, 6)
         names = (self._image.unpack(_DEFINED_NAME, place + entry[5]) for place, entry in entries)
         return frozenset(self._image.name(offset) for offset, _ in names)
 
     @cached_property
     def undefined(self) -> tuple[Undefined, ...]:
-        """Symbols that others must define."""
+        """Symbols that other libraries must define."""
         return tuple(
             Undefined(self._image.name(name), info >> 4 == _STB_WEAK, self._version(index))
             for index, (name, info, _, section, _, _) in enumerate(self._symbols())
@@ -121,13 +121,13 @@ class SharedObject:
         )
 
     def defined(self) -> Iterator[str]:
-        """List the symbols that others can use."""
+        """List the symbols that other libraries can use."""
         for name, info, _, section, _, _ in self._symbols():
             if name and section and info >> 4 != _STB_LOCAL:
                 yield self._image.name(name)
 
     def defines(self, name: str) -> bool:
-        """Tell if others can use this symbol. Uses the GNU hash table if there is one."""
+        """Tell if other libraries can use this symbol. Use the GNU hash table if there is one."""
         table = self._hash_table
         if table is None:
             return name in self._all_defined
@@ -158,7 +158,7 @@ class SharedObject:
     def _count(self, address: int) -> int:
         """Return the number of symbols, which only the hash tables tell.
 
-        NOTE: an empty GNU hash table does not tell it; the section header, if any, does.
+        NOTE: an empty GNU hash table does not tell the number; the section header, if any, does.
         """
         table = self._image.first(_DT_HASH)
         if table is not None:

@@ -117,7 +117,7 @@ def open_wheel(
 
     Args:
         path: The file.
-        kind: Its name in messages.
+        kind: The word for the file in messages.
         budget: Limit on the work. None: a limit that follows from the file's size.
 
     Raises:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Naming:
     """Names of the members of a wheel that a build of this toolkit made."""
 
-    name: str  # of the package
+    name: str  # name of the package
 
     @property
     def manifest(self) -> str:
@@ -49,7 +49,7 @@ _MANIFEST = re.compile(rf"([a-z][a-z0-9_]*)/{re.escape(FILE_NAME)}")
 def find_naming(names: Collection[str]) -> Naming | None:
     """Return the names in a wheel of this package, or of another that the toolkit built.
 
-    None for a wheel that no toolkit made, or that has records of two builds.
+    Return None for a wheel that no toolkit made, or that has records of two builds.
     """
     if any(name.startswith(f"{NAME}/") for name in names):
         return OWN
@@ -103,7 +103,7 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
     """Read everything that the audit checks.
 
     Raises:
-        KernelsError: No toolkit made this wheel, or it cannot be read.
+        KernelsError: No toolkit made this wheel, or the wheel cannot be read.
     """
     with open_wheel(path) as wheel:
         naming = find_naming(wheel.names) or OWN

@@ -242,7 +242,7 @@ def load_manifest(package: Path = PACKAGE) -> Manifest:
     """Read the manifest of the installed package.
 
     Raises:
-        ManifestError: It is absent (the package runs from source, unbuilt) or malformed.
+        ManifestError: The manifest is absent (the package runs from source, unbuilt) or malformed.
     """
     path = package / FILE_NAME
     try:

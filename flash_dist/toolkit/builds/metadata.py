@@ -42,7 +42,7 @@ def read_metadata(wheel: Wheel) -> Metadata:
     """Read the METADATA of a wheel.
 
     Raises:
-        KernelsError: It is absent, or malformed.
+        KernelsError: METADATA is absent or malformed.
     """
     found = [name for name in wheel.names if name.endswith(f".dist-info/{NAME}")]
     if len(found) != 1:
@@ -56,10 +56,10 @@ def parse_metadata(text: bytes, archive: str) -> Metadata:
 
     Args:
         text: The file.
-        archive: Name of its archive in messages.
+        archive: Name in messages of the archive that contains the file.
 
     Raises:
-        FatbinError: It is malformed.
+        FatbinError: METADATA is malformed.
     """
     # NOTE: imported here, because doctor loads this module and has no METADATA to read
     from packaging import metadata as packaging  # noqa: PLC0415

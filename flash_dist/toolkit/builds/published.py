@@ -101,7 +101,7 @@ def load_picks(path: Source | None = None, machine: str = DEFAULT_MACHINE) -> di
     """Read which set each client gets from the default index or channel, by the client's name.
 
     Raises:
-        ArchError: It names no set for this machine, or lacks code for GPUs of another set.
+        ArchError: A client's set is not for this machine, or lacks code for GPUs of other sets.
     """
     archsets = {k: one for k, one in load_archsets(path).items() if one.machine == machine}
     picks: dict[str, ArchSet] = {}
@@ -120,7 +120,7 @@ def pick_for(client: str, path: Source | None = None, machine: str = DEFAULT_MAC
     """Return the set for a client that asks for none.
 
     Raises:
-        ArchError: As from `load_picks`, or no set is for this machine.
+        ArchError: The file names no set for this client and machine, or `load_picks` rejects it.
     """
     picks = load_picks(path, machine)
     found = picks.get(client) or picks.get(ANYBODY)

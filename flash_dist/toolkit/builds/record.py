@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..binaries.wheel import Wheel
 
-_SIGNATURES: Final = (".jws", ".p7s")  # signatures of RECORD, which it cannot list
+_SIGNATURES: Final = (".jws", ".p7s")  # signatures of RECORD; RECORD does not list them
 
 
 class _Entry(NamedTuple):

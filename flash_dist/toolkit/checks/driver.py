@@ -118,7 +118,7 @@ def check_driver(environment: Environment) -> CheckResult:
 
 
 def explain_broken(cuda: Cuda) -> Entry:
-    """Explain a driver that does not answer, in the same words as `explain` for its code."""
+    """Explain a driver that does not answer, in the words of `explain` for its error code."""
     found = [one.entry for one in explain(cuda.reason)]
     sure = cuda.code is not None or found == [LIBCUDA_EMPTY]
     return found[0] if sure and found and found[0] is not CUDA_ERROR else ids.DRIVER_BROKEN

@@ -181,10 +181,10 @@ def imagine_environment(
     """Return the environment of an imagined machine with a build, by default the installed one.
 
     Args:
-        devices: Its GPUs.
+        devices: GPUs of the imagined machine.
         driver: None counts as new enough.
-        variables: Environment of its processes.
-        installed: Another build.
+        variables: Environment variables of its processes.
+        installed: The build to use instead of the installed one.
         around: A machine whose system, torch and build are used instead of this machine's.
     """
     cuda = imagine_cuda(devices, driver)

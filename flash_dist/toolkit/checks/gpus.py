@@ -141,7 +141,7 @@ def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> Check
 def check_any_gpu(environment: Environment) -> CheckResult:
     """Report that there is no GPU, and what remains unknown."""
     cuda = environment.cuda
-    reason = cuda.reason if cuda.status == "ok" else ""  # otherwise the driver's check reports it
+    reason = cuda.reason if cuda.status == "ok" else ""  # else the driver check tells it
     summary = "no GPU was found, so nothing could be tested" + (f" ({reason})" if reason else "")
     fix = f"`{PROGRAM} doctor --gpu 8.6,9.0 --driver 580` judges other GPUs"
     return CheckResult("skip", summary, fix=fix, entry=NO_GPU)
@@ -214,7 +214,7 @@ def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
 
 
 def describe_plans(verdict: DeviceVerdict) -> tuple[str, ...]:
-    """Write one line per role; equal dtypes share it."""
+    """Write the plans of each role: one line for all dtypes with equal plans."""
     lines: dict[tuple[str, str], list[str]] = {}
     for (role, words), kernels in _by_role_and_words(verdict).items():
         text = "; ".join(_describe_sizes(kernels, verdict.axes))

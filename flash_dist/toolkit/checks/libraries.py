@@ -141,7 +141,7 @@ def _read_manifest(library: Library) -> Manifest | None:
         The manifest with the kernels of this library alone; None if it belongs to another library.
 
     Raises:
-        KernelsError: There is none, or it cannot be read.
+        KernelsError: There is no manifest, or it cannot be read.
     """
     if library.package:
         naming = find_naming(library.package.names)

@@ -88,7 +88,7 @@ class LibraryLoading:
 def _describe_all(
     predicted: list[tuple[str, Prediction]], *, installed: bool
 ) -> Iterator[CheckResult]:
-    """Say what prevents each library from loading; put those that others replace in one result."""
+    """Say what prevents each library from loading; one result has all that others can replace."""
     served = any(one for _, one in predicted)
     replaced: list[tuple[str, Prediction, Finding]] = []
     for name, one in predicted:

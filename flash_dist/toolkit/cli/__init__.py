@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard(sys.stdout)
         return EXIT_CLOSED_PIPE
     except OSError as error:  # such as a full disk
-        nowhere = error.errno == errno.ENOENT  # TMPDIR and the other folders for temporary files
+        nowhere = error.errno == errno.ENOENT  # no folder for temporary files
         where = "a temporary file" if nowhere else "the output"
         where = f"`{error.filename}`" if error.filename else where
         what = "open another file" if error.errno in _NO_FILES else f"write {printable(where)}"

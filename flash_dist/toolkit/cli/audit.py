@@ -184,7 +184,7 @@ def print_release(console: Console, release: Release) -> None:
 
 
 def describe_pass(release: Release) -> str:
-    """Say what a release passed, and the limits of that."""
+    """Say what a release passed, and what could not be checked."""
     if release.headers_only:
         return "all requirements are met, by the headers: no image was opened"
     images = sum(len(one.report.entries) for one in release.inspections)

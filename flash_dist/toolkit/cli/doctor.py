@@ -207,7 +207,7 @@ def _show(
 
 
 class ShownFixes:
-    """The printed fixes: each is printed once, then referred to by its first result."""
+    """The printed fixes. Each is printed once; later results name the first result that has it."""
 
     def __init__(self) -> None:
         self._first: dict[str, CheckResult] = {}

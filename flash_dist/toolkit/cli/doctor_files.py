@@ -100,7 +100,7 @@ def load_record(place: str) -> Record:
     """Read a record.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The file cannot be read, or is not a record that this version can read.
     """
     name = "stdin" if place == PIPE else place
     try:

@@ -144,10 +144,10 @@ def parse_variable(text: str) -> tuple[str, str]:
 
 
 def require_fitting(args: argparse.Namespace) -> None:
-    """Reject an option that another one, or the lack of one, makes useless.
+    """Reject an option that is useless because another option is given or missing.
 
     Raises:
-        UsageError: Its message names both options.
+        UsageError: An option is useless. The message names both options.
     """
     given = {name for name, value in vars(args).items() if value}
     for name, hint in _ALONE.items():

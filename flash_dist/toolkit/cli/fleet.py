@@ -122,7 +122,7 @@ def describe_rounds(members: Sequence[Member], rounds: int, seconds: float) -> s
 
     Args:
         members: The results of all ranks in these rounds.
-        rounds: Number of all rounds, including those to come.
+        rounds: Number of all rounds, including future ones.
         seconds: Time of the rounds so far.
     """
     said = f"{compare_members(members)[-1].summary}; {write_seconds(seconds)}"
@@ -140,7 +140,7 @@ def _report(rank: Rank, members: list[Member], args: argparse.Namespace) -> int:
         return code
     console = make_console()
     sound = [member for member in members[: rank.world] if member.result]
-    for result in (*map(_describe, sound), *results[:-1]):  # the results of the others are complete
+    for result in (*map(_describe, sound), *results[:-1]):  # failures are in `results`
         if is_shown(result, quiet=args.quiet):
             print_result(console, result)
     print_result(console, results[-1])

@@ -125,7 +125,7 @@ def parse_target(text: str) -> Arch | Device:
 
 
 def parse_extract(text: str) -> Choice:
-    """Read what to extract: a target, or all of them."""
+    """Read what to extract: a target, or all targets."""
     return Choice() if text == "all" else Choice(target=parse_target(text))
 
 
@@ -248,7 +248,7 @@ def run_diff(args: argparse.Namespace) -> int:
 
 
 def find_libraries(args: argparse.Namespace) -> Iterator[Callable[[], Iterator[Library | Unread]]]:
-    """Return the named paths with functions that open their libraries."""
+    """Yield a function for each named path, package and process; it opens the libraries there."""
     yield from (partial(open_libraries, path) for path in args.paths)
     yield from (partial(package_libraries, package) for package in args.package)
     yield from (partial(process_libraries, pid) for pid in args.pid)
@@ -263,7 +263,7 @@ def warn_unread(unread: Iterable[Unread]) -> None:
 class Lazily(list[Any]):
     """A list for JSON that makes its items on iteration, one at a time.
 
-    NOTE: it needs iterencode with an indent; the encoder in C reads the list without iterating.
+    NOTE: use iterencode with an indent; the encoder in C reads the list without iterating.
     """
 
     def __init__(self, makers: Iterable[Callable[[], Any]]) -> None:

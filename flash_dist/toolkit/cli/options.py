@@ -29,7 +29,7 @@ def add_subcommand(
 ) -> argparse.ArgumentParser:
     """Add a subcommand whose epilog (examples, exit status) keeps its line breaks.
 
-    Each has -v and -q, and decides what they change in its output.
+    Each subcommand has -v and -q, and decides how these options change its output.
     """
     parser = subparsers.add_parser(
         name,
@@ -54,7 +54,7 @@ def add_json(parser: argparse.ArgumentParser, schema: str, *, each: str = "") ->
     Args:
         parser: Parser of the subcommand.
         schema: File name of the schema in docs/schema.
-        each: Name of the items, if the output has one line for each instead of one document.
+        each: Name of an item, if the output has one line for each item. Empty: one document.
     """
     lines = f", one line per {each}" if each else ""
     help_text = f"print JSON{lines} (docs/schema/{schema}.json)"
@@ -98,7 +98,7 @@ def parse_path(text: str) -> Path:
 
 
 def parse_place(text: str) -> str:
-    """Read a path or an address. Keep its credentials for its server, and never print them."""
+    """Read a path or an address. Keep an address's credentials for its server; never print them."""
     if not text:
         message = "a place must be a path or an address, got an empty one"
         raise UsageError(message, hint="`.` is the current folder")

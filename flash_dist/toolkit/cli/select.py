@@ -138,7 +138,7 @@ def _read_other(place: str) -> Index:
     """Read the wheels of the only other project at a path or address.
 
     Raises:
-        UsageError: There is none, or there are several.
+        UsageError: There is no other project, or more than one.
     """
     index = read_index(place, None)
     projects = sorted({wheel.project for wheel in index.wheels})

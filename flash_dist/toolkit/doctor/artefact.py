@@ -1,4 +1,4 @@
-"""Fetches the target of an address while it is judged: a file, or an index page's best wheel."""
+"""Fetches the target of an address: a file, or an index page's best wheel. Deletes it after use."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
 
     Raises:
         FatbinError: There is no such file, or it cannot be read.
-        FetchError: It cannot be fetched, or nothing on the page fits.
+        FetchError: The target cannot be fetched, or nothing on the page fits.
     """
     pinned = read_line(place)
     wanted = pinned if isinstance(pinned, Pinned) else None

@@ -121,7 +121,7 @@ def examine(
 
     Args:
         environment: The machine, real or imagined.
-        selftest: Runs the kernels on one GPU. None skips that.
+        selftest: Runs the kernels on one GPU. None: skip the selftest.
         choice: Which checks to run.
     """
     yield from _examine_machine(environment, choice)

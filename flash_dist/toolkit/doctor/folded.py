@@ -122,7 +122,7 @@ class FoldedBuild:
         """Return the build.
 
         Raises:
-            ValueError: It has more kernels than any build, or a name is not that of a kernel.
+            ValueError: There are more kernels than in any build, or a name is not that of a kernel.
         """
         count = sum(len(one.targets) * len(one.names) for one in self.kernels)
         if count + len(self.others) > _MOST_VARIANTS:
@@ -212,7 +212,7 @@ class FoldedReport:
         """Return the report.
 
         Raises:
-            ValueError: It has more images than any library.
+            ValueError: There are more images than in any real library.
         """
         if sum(one.count * len(one.images) for one in self.containers) > _MOST_IMAGES:
             message = f"must hold at most {_MOST_IMAGES} images, got more"

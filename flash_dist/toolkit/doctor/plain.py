@@ -105,9 +105,9 @@ def read(kind: Any, data: Any, place: str) -> Any:  # noqa: ANN401, PLR0911 - a 
     """Return the value that `write` converted.
 
     Args:
-        kind: Its type.
+        kind: The type of the value.
         data: The parsed JSON.
-        place: Its place in the whole, for messages.
+        place: The place of the data in the document, for messages.
 
     Raises:
         UnfitError: The data is not of this type.

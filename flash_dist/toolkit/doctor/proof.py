@@ -178,8 +178,8 @@ def run_on_cpu(
 
     Args:
         runs: Number of runs of each case.
-        timeout: Seconds.
-        working: Shows progress, as that of a Proof.
+        timeout: Seconds allowed.
+        working: Shows progress, like `Proof.working`.
         child: The selftest's child process, see `run_selftest`.
     """
     what = "selftest of the cpu"
@@ -193,7 +193,7 @@ def read_kernels(library: str) -> Mapping[str, str]:
     """Hash the kernels of a package; unreadable ones match no recorded hash.
 
     Args:
-        library: Its first library; the others are in the same folder.
+        library: The first library of the package; the others are in the same folder.
     """
     found: dict[str, str] = {}
     try:

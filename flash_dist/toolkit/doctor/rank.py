@@ -96,7 +96,7 @@ def prove_rank(
 
     Args:
         rank: This process.
-        environment: Its machine.
+        environment: The machine of this process.
         proof: Shared by all rounds: it reads the library once.
         runs: Number of runs of each case.
         child: The selftest's child process, see `run_selftest`.
@@ -117,7 +117,7 @@ def prove_rank(
     if not verdict.is_usable:
         return Member(rank.rank, host, gpu, nobody, (), verdict)
     before = len(proof.proven)  # drop the results of a failed round
-    with proof.side_by_side((gpu,)):  # it reports progress
+    with proof.side_by_side((gpu,)):  # shows progress
         (result,) = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
     _, setting, own = proof.proven[-1] if proof.proven[before:] else (gpu, nobody, ())
     return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))

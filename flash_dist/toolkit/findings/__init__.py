@@ -2,7 +2,8 @@
 
 To add an id, add an entry to the module of its subject and import it where it is found; its
 constant's name becomes the id. `explain ID`, the HTML report, the hint after a fix and the page
-`findings.html` of the documentation follow. product.json has those of the package's own variables.
+`findings.html` of the documentation follow. product.json has the findings of the
+package's own variables.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _find_in(text: str) -> Iterator[tuple[Code, Place]]:
 
 
 def _read(match: re.Match[str]) -> Code | None:
-    """Return the code of a match. Its text is preferred to its number, which CUDA 10.1 changed."""
+    """Return the code of a match. Prefer its text to its number: CUDA 10.1 changed numbers."""
     found = match.groupdict()
     for kind in ("text", "after", "told"):
         if found[kind]:

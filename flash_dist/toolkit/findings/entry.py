@@ -15,12 +15,12 @@ class Entry:
         title: One line.
         meaning: A few sentences.
         remedy: A few sentences.
-        messages: Parts of the error messages that this explains; `{symbol}` is a variable part (see
-            phrases.py).
-        codes: CUDA errors that this explains, in any spelling (see codes.py).
+        messages: Parts of the error messages that the entry explains; `{symbol}` is a variable part
+            (see phrases.py).
+        codes: CUDA errors that the entry explains, in any spelling (see codes.py).
         said: Title for such a message, with its variable parts; a code has {number}, {name} and
             {text}.
-        id: Stable name of the cause, for programs: that of its constant.
+        id: Stable name of the cause, for programs: the name of the entry's constant.
     """
 
     title: str

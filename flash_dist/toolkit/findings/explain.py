@@ -85,7 +85,7 @@ def _find_own(pasted: str, *, traced: bool) -> tuple[Explanation, ...]:
 def suggest(pasted: str) -> tuple[Entry, ...]:
     """Return likely meanings of an unknown id or message, the nearest first.
 
-    A misspelt id, ids that contain this word, or messages with most of these words.
+    The text may be a misspelt id, a part of ids, or most words of a message.
     """
     name = _read_id(pasted)
     if len(name.split()) == 1:

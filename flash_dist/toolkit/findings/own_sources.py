@@ -27,7 +27,7 @@ PACKAGE: Final = __name__.partition(".")[0]
 _FEWEST_WORDS: Final = 3
 _OPEN: Final = "\0"  # replaces a variable part
 
-_SKIPPED: Final = {"findings", "make"}  # texts about messages of others, texts in no wheel
+_SKIPPED: Final = {"findings", "make"}  # messages of others; modules in no wheel
 _FEWEST: Final = 9  # fewest letters of a sentence without its variable parts
 _SURE: Final = 24  # with so many letters a sentence is found anywhere, not only as a line
 _LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces

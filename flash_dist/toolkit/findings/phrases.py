@@ -1,6 +1,6 @@
 """Recognises a message in pasted text: logs, colours, broken lines, other quotes.
 
-An entry lists its messages as phrases, parts of them in their own words. Case, quotes and spaces do
+An entry lists phrases: literal parts of its messages. Case, quotes and spaces do
 not count, and `{symbol}` is a variable word.
 """
 
@@ -34,7 +34,7 @@ _SEQUENCE: Final = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
 _DOTS: Final = re.compile(r"\.{3,}")
-_EDGE: Final = " \t>|"  # of a line: indents, quotation marks, frames
+_EDGE: Final = " \t>|"  # at the ends of a line: indents, quotation marks, frames
 _LONGEST_WORD: Final = 4000  # characters: no name is longer
 _QUOTES: Final = "`'\"\u00b4\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb"
 _FRAMES: Final = range(0x2500, 0x2580)

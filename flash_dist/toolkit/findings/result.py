@@ -64,7 +64,7 @@ class CheckResult:
         details: More sentences.
         fix: The remedy.
         entry: The finding; None if there is nothing to explain.
-        gpu: The GPU that it is about.
+        gpu: The GPU that the result is about.
         data: More data for programs.
         name: Name of the check.
         background: Details that come first, and that a text omits if all is well.
@@ -134,8 +134,8 @@ def guard(
 
     Args:
         name: Name of the check.
-        check: Returns None if it has nothing to report: then nothing is yielded.
-        gpu: The GPU that it examines.
+        check: The check. If it returns None, nothing is yielded.
+        gpu: The GPU that the check examines.
     """
     try:
         found = check()

@@ -103,7 +103,7 @@ def read_if_possible(
     """Yield an unreadable file as an item among others.
 
     Raises:
-        LimitError: It is inside another file that has exceeded its limit.
+        LimitError: The file is inside another file, which has exceeded its limit.
     """
     try:
         yield from opened
@@ -116,7 +116,7 @@ def read_if_possible(
 def _open_ar(
     name: str, file: IO[bytes], budget: Budget, *, archive: str
 ) -> Iterator[Library | Unread]:
-    """Open the members with GPU code; name one of those unreadable for the same reason."""
+    """Open the members with GPU code; of members unreadable for the same reason, name one."""
     reasons: set[str] = set()
     try:
         with closing(FileView(file)) as data:

@@ -21,7 +21,9 @@ NARROWEST: Final = 40
 
 
 def fold(text: str, width: int | None, *, indent: int = 0, hang: int = 2) -> list[str]:
-    """Break a text into lines, the second indented by `hang` more; without a width, do not break.
+    """Break a text into lines; all but the first are indented by `hang` more.
+
+    Without a width, the text stays one line.
 
     Text in backticks is not broken and may exceed the width: the terminal wraps it visually, and it
     is copied as one line.

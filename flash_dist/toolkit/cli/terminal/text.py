@@ -23,7 +23,7 @@ _CALL = re.compile(rf"{PROGRAM}\.|{PROGRAM}|{_FLEET}")
 
 
 def printable(text: str) -> str:
-    """Escape characters that steer a terminal or start a line; names may hold any character."""
+    """Escape control characters and line breaks; names may hold any character."""
     spelled = spell(text)
     if spelled.isprintable():  # the common case: a table may have a hundred thousand names
         return spelled
@@ -59,7 +59,7 @@ def escape_unknown(stream: IO[str]) -> None:
 
 
 def complain(text: str) -> None:
-    """Print on stderr; do nothing if it is closed or full."""
+    """Print on stderr; do nothing if stderr is closed or full."""
     if sys.stderr is None:  # print would use stdout
         return
     try:

@@ -1,12 +1,13 @@
 """Interprets the header of each image of a container.
 
 An entry is a header of 64 bytes or more and a payload: a cubin, PTX text or LTO-IR. NVIDIA does not
-publish its layout; this one was found by building images for 22 targets and comparing with NVIDIA's
-tools. It is not a stable ABI: anything else is `unknown`, and kept raw.
+publish the layout of the header. We found it by building images for 22 targets and comparing with
+NVIDIA's tools. The layout is not a stable ABI: anything else is `unknown`, and kept raw.
 
 An entry of kind 256 holds several images in one compressed stream: `fatbinary --concat` of CUDA
-13.4 and newer writes it. After the header come a count, the size of a table, and the table: a
-header for each image like that of an entry, whose size field is the offset in the unpacked stream.
+13.4 and newer writes it. After the header come a count, the size of a table, and the table.
+The table has a header for each image. It is like the header of an entry, but its size field holds
+the offset of the image in the unpacked stream.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ def unpack_within(form: Struct, data: FileView, place: int, end: int) -> tuple[i
     """Unpack the values at an offset.
 
     Raises:
-        FatbinError: They do not fit before the end.
+        FatbinError: The values do not fit before `end`.
     """
     if place + form.size > end:
         message = f"a header needs {form.size} bytes, got {end - place}"

@@ -126,7 +126,7 @@ def _subtract(parts: Iterable[Part], without: Sequence[Part]) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class Registration:
-    """One struct with the offset that it points to; None if unknown."""
+    """One registration struct, with the offset that it points to, or None if that is unknown."""
 
     version: int
     container: int | None

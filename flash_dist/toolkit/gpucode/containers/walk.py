@@ -3,7 +3,8 @@
 A container is a 16-byte header, which NVIDIA publishes with the wrapper (`fatbinary_section.h` of
 the toolkit), and entries. Damage ends a container with a warning; reading continues after it.
 
-Cubins may lie in a program's data without a container: it passes the driver their address. Packages
+Cubins may lie in a program's data without a container: the program passes their address to the
+driver. Packages
 that embed the output of `nvcc -cubin` store them unchanged; cuBLASLt has 409, each a frame of zstd.
 """
 
@@ -70,7 +71,7 @@ class Walk:
     warnings: list[str] = field(default_factory=list)
     containers: int = 0
     starts: dict[int, int] = field(default_factory=dict)  # number of each container by its offset
-    ends: dict[int, int] = field(default_factory=dict)  # end of its read part by the same offset
+    ends: dict[int, int] = field(default_factory=dict)  # offset after what was read of it
     tries: int = MOST_TRIED
 
     def warn(self, text: str) -> None:
@@ -99,7 +100,7 @@ class Walk:
             section: Section name, for messages.
             start: The first offset.
             end: The offset after the last one.
-            quiet: Allow any bytes in between; otherwise only zeros, and a warning describes others.
+            quiet: Allow any bytes between containers. If False, warn of bytes other than zeros.
         """
         place = start
         while self.tries > 0 and (found := self.data.find(FATBIN_MAGIC, place, end)) >= 0:
@@ -245,7 +246,7 @@ class CubinSearch:
         """Yield the cubins between two offsets; skip false beginnings.
 
         Raises:
-            LimitError: They exceed the file's limit.
+            LimitError: The search exceeds the limit of the file.
         """
         for magic in (CUBIN_START, ZSTD_START):
             place = self.data.find(magic, start, end)
