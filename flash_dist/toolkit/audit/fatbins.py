@@ -1,11 +1,11 @@
 """Finds the fatbins of a library that lack a required target. One source file gives one fatbin.
 
 A driver chooses code from each fatbin separately, so a library that has a target may contain
-kernels without code for this target. A fatbin without kernels lacks nothing. Device linking
-makes one fatbin; the PTX for it is in the objects that were linked. Some libraries choose fatbins themselves.
-Then several fatbins count as one: fatbins that nothing registers, and fatbins of one target each
-whose kernel names differ only in the target. A kernel whose compiled name holds its target twice is
-meant for that target alone: `fwd_sm90` for sm_90a.
+kernels without code for this target. A fatbin without kernels lacks nothing. Device linking makes
+one fatbin; the PTX for it is in the objects that were linked. Some libraries choose fatbins
+themselves. Then several fatbins count as one: fatbins that nothing registers, and fatbins of one
+target each whose kernel names differ only in the target. A kernel whose compiled name holds its
+target twice is meant for that target alone: `fwd_sm90` for sm_90a.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
 def claims(code: TorchCode, gpu: Gpu) -> bool:
     """Tell if `_check_capability` accepts a GPU.
 
-    It does if torch has code of the same major and no newer minor; it ignores suffixes.
+    torch accepts a GPU of the same major and no older minor than some code; suffixes do not count.
     """
     plain = {Arch(arch.major, arch.minor) for arch in code.arch_list}
     return not plain or any(judge(arch, gpu.device, None, Origin(None)) for arch in plain)

@@ -80,7 +80,7 @@ class KernelInfo:
     code_size: int | None = None
     max_threads: int | None = None  # also None if the kernel sets no launch bound
     constant: int | None = None  # bytes, including the parameters
-    local: int | None = None  # bytes beside the stack
+    local: int | None = None  # bytes, without the stack
     # Version of the CUDA toolkit that compiled the kernel: "13.0.88", or "12.6" if older.
     toolkit: str | None = None
     container: int | None = None  # container within the file; its images come from one source file
@@ -115,7 +115,7 @@ class Cubin:
         self._names: dict[int, str] = {}
 
     def kernels(self) -> Iterator[Symbol]:
-        """Yield the kernels, each name once: it identifies their sections."""
+        """Yield the kernels, each name once: a name identifies the sections of a kernel."""
         seen: set[str] = set()
         for index, raw in enumerate(_SYMBOL.iter_unpack(self._symbols)):
             name, info, other, section, value, size = raw

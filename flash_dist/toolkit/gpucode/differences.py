@@ -75,7 +75,7 @@ class Differences:
 
 
 def find_differences(before: Sequence[Inspection], after: Sequence[Inspection]) -> Differences:
-    """Compare libraries of the same name; two single ones are compared in any case."""
+    """Compare libraries of the same name; if each side has one library, compare these two."""
     old, new = _by_name(before), _by_name(after)
     if len(old) == len(new) == 1:
         new = {next(iter(old)): next(iter(new.values()))}

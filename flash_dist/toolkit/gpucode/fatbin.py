@@ -114,7 +114,7 @@ class Fatbin:
 
         Args:
             entry: The image.
-            unpack: Returns its payload, if another thread unpacks it.
+            unpack: Returns the payload of the image, if another thread unpacks it.
         """
         with self._explained(entry):
             unpack = unpack or partial(self.payload, entry)
@@ -144,7 +144,7 @@ class Fatbin:
         return entry, self.kernels(entry, lambda: data)
 
     def told(self) -> FatbinReport:
-        """Return the report with the toolkits; opens one image of each group."""
+        """Return the report with the toolkits of its SASS; open one image of each group."""
         toolkits: dict[int, str] = {}
         for images in self.report.groups().values():
             sass = [entry for entry in images if entry.kind == "sass"]

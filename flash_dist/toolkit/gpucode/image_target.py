@@ -27,7 +27,7 @@ ABI_7, ABI_8 = 7, 8  # CUDA up to 12.9, and from 12.8 on; 12.8 and 12.9 write bo
 
 _SUFFIX_A: Final = {ABI_7: 0x800, ABI_8: 0x8}
 _COMPAT: Final = ".nv.compat"
-_BYTE, _SIZED = 2, 4  # formats of an attribute; the others have no data either
+_BYTE, _SIZED = 2, 4  # formats of an attribute; data follow only _SIZED
 _ACCELERATED: Final = 9
 _NUMBERS: Final = range(10, 256)
 _NAMED: Final = re.compile(rb"-(?:arch|-gpu-name)[ =]sm_([0-9]{2,3})([af]?)(?![0-9a-z])")

@@ -54,7 +54,7 @@ def package_libraries(name: str) -> Iterator[Library | Unread]:
     """Open the libraries of an installed distribution.
 
     Raises:
-        FatbinError: It is not installed, or its files are not recorded.
+        FatbinError: The distribution is not installed, or its files are not recorded.
     """
     try:
         # Python 3.10 finds a distribution named "".
@@ -165,7 +165,7 @@ def _suggest_package(name: str) -> str:
 
 
 def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]:
-    """Yield the files that a process uses in address order, deleted ones only if their code runs.
+    """Yield the files that a process uses, in address order; a deleted file only if its code runs.
 
     A file of a process in a container has another path for this process.
     """

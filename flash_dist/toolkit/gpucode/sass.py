@@ -252,7 +252,7 @@ def _count_directives(body: bytes) -> int:
 
 
 def _has(body: bytes, word: bytes, pattern: re.Pattern[bytes], budget: Budget) -> bool:
-    """Tell if a pattern matches anywhere; the word is its beginning."""
+    """Tell if a pattern matches anywhere. Each match begins with `word`."""
     places = body.count(word)
     budget.spend("searched", places * STEP_COST)
     end = 0

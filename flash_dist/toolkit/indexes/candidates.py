@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offer:
-    """The candidates of an index, and the files that cannot be one."""
+    """The candidates of an index, and the files that cannot be candidates."""
 
     candidates: tuple[Candidate, ...]
     problems: tuple[str, ...] = ()

@@ -71,7 +71,7 @@ class CondaPackage:
 
 
 def parse_conda(link: Link) -> CondaPackage | None:
-    """Parse the name of a conda package in a channel; None if it is not in one."""
+    """Parse the name of a conda package in a channel; None if the link is in no channel."""
     match = _CONDA.fullmatch(link.file_name)
     folder = urljoin(link.url, ".")
     if match is None or not _SUBDIR.fullmatch(last_part(folder)):

@@ -41,7 +41,7 @@ def without_credentials(url: str) -> str:
         login, _, host = parts.netloc.rpartition("@")
         clean = urlunsplit(parts._replace(netloc=host))
         origin, _ = _origin_of(clean), parts.port  # raises for a malformed port
-    except ValueError:  # such as `http://[`, or an unencoded password: reported when it fails
+    except ValueError:  # such as `http://[`, or an unencoded password: the request reports it
         return without_login(url)
     if not login:
         return url

@@ -33,7 +33,7 @@ def require_digest(path: Path, digest: str, name: str) -> None:
 
     Raises:
         FetchError: The file has another hash.
-        FatbinError: It cannot be read.
+        FatbinError: The file cannot be read.
     """
     method, _, wanted = digest.partition("=")
     if not method:

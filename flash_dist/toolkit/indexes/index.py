@@ -142,7 +142,7 @@ def read_index(place: str, project: str | None = PROJECT) -> Index:
     """Read a folder or an index.
 
     Args:
-        place: Folder, page in a file, or address of an index or of a page of it.
+        place: Folder, page in a file, address of an index, or address of a page of an index.
         project: The wheels' project; None for all wheels on this page.
 
     Raises:

@@ -46,7 +46,7 @@ def find_commands(
 
     Args:
         candidate: The set.
-        index: The index with its wheel.
+        index: The index that has the wheel of the set.
         release: The version to install if there is no index.
         installed: The version that is installed.
     """
@@ -90,7 +90,7 @@ def _published(candidate: Candidate) -> ArchSet:
 
 
 def _stays(installed: str, wheel: IndexedWheel) -> bool:
-    """Tell if pip and uv take the installed version for this one: a label satisfies `==0.1.0`."""
+    """Tell if pip and uv keep the installed version: a labelled one satisfies `==0.1.0`."""
     version, _, label = installed.partition("+")
     return bool(label) and version == str(wheel.version)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 API_VERSION: Final = 1  # supported major version (PEP 629, 691)
 _CHUNK: Final = 1 << 16
-MAX_LINKS: Final = 50_000  # of a page; the longest of a project on PyPI has some 10,000
+MAX_LINKS: Final = 50_000  # per page; the longest page of a project on PyPI has some 10,000
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Patience:
 
 
 def make_handlers(patience: Patience) -> tuple[urllib.request.BaseHandler, ...]:
-    """Return handlers for http and https whose connections end with the patience."""
+    """Return handlers for http and https whose connections are shut down when time is over."""
 
     class Plain(http.client.HTTPConnection):
         def connect(self) -> None:

@@ -37,7 +37,7 @@ def read_line(text: str) -> str | Pinned | None:
         An address or path of a wheel, a version on an index, or None for another line.
 
     Raises:
-        UsageError: A requirement without a version or a place.
+        UsageError: The requirement has no version, or more than one, or no index.
     """
     try:
         words = shlex.split(text)

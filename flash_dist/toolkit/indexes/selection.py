@@ -188,7 +188,7 @@ def select(
 def _choose(
     wanted: Sequence[Device], driver: Driver | None, groups: Sequence[Sequence[Candidate]]
 ) -> tuple[Judged | None, list[Judged]]:
-    """Return the best set of the newest group that has one for all GPUs, and the whole group."""
+    """Find the newest group that has a set for all GPUs; return its best set, and the group."""
     situations = [Situation(device, driver) for device in wanted]
     for group in groups if wanted else ():
         judged = _judge(group, situations)
@@ -201,7 +201,7 @@ def _choose(
 def _add_held_back(selection: Selection, groups: Sequence[Sequence[Candidate]]) -> Selection:
     """Add the oldest driver that loads a usable set, and how the present driver judges that set.
 
-    If no known driver loads one, the set is the best with an unknown driver.
+    If no known driver loads a usable set, add the best set for an unknown driver.
     """
     wanted = selection.devices
     needed = first_branch(lambda newer: _choose(wanted, newer, groups)[0] is not None)

@@ -191,7 +191,7 @@ def missing_driver(file: str, missing: Missing) -> Finding:
 
 
 def missing_libraries(file: str, missing: Sequence[Missing], torch: Torch) -> Finding:
-    """Return the finding that libraries are absent which a file, directly or not, needs."""
+    """Return the finding that direct or indirect dependencies of a file are absent."""
     names = [f"`{one.name}`{_name_user(one)}" for one in missing]
     which = "which was" if len(names) == 1 else "which were"
     listed = list_few(names, _SHOWN_SYMBOLS)

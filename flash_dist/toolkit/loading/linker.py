@@ -105,7 +105,7 @@ class Linker:
 
         Args:
             root: The library.
-            siblings: Names of files of its package, which code may load first.
+            siblings: File names of the library's package, whose code may load these files first.
         """
         beside = frozenset(siblings)
         libraries = {"": root}
@@ -173,7 +173,7 @@ class Linker:
         return Found(str(path), name, f"`{command}`: it names {what}")
 
     def _search(self, by: Loaded) -> Iterator[Path]:
-        """Yield the folders before the cache, in the linker's order."""
+        """Yield the folders that the linker searches before its cache, in search order."""
         yield from self.loaded
         if not by.shared.runpath:
             one: Loaded | None = by

@@ -119,7 +119,7 @@ def try_loading() -> Loading:
 
 
 def _find_outer_cause(outcome: Outcome, reason: str) -> str:
-    """Return the step if the install is not to blame; otherwise an empty text."""
+    """Return the remedy for a cause outside of the install; empty for any other cause."""
     if _UNMAPPED in reason:
         return f"`findmnt -T {PACKAGE}` must not say noexec, and `ulimit -v` must leave room for it"
     if outcome.detail == "SIGKILL" or any(word in reason for word in _NO_MEMORY):

@@ -1,7 +1,8 @@
 """Predicts from symbol tables and names whether a library will load, without loading anything.
 
-If they do not decide, the answer is "unknown": code that opens a library may prepare more than is
-visible here. Torch counts as imported, because every package that needs it imports it.
+If symbols and names do not decide, the answer is "unknown": code that opens a library may prepare
+more than is visible here. Torch counts as imported, because every package that needs torch imports
+torch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _GLIBC = re.compile(r"GLIBC_[0-9.]+")
 _TAGGED = re.compile(r"[^.]+(\.(?:cpython|pypy|abi3)[^.]*\.so)")
 _CPYTHON = re.compile(r"\.cpython-([0-9])([0-9]+)(t?).*")
 _PYTHON_SYMBOL = re.compile(r"_?Py[A-Z_]\w*")
-_PYTHON_KNOWN = "PyObject_Call"  # part of every interpreter: its symbols can be read
+_PYTHON_KNOWN = "PyObject_Call"  # found: the interpreter can be read
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ def predict_loading(
     Args:
         library: An extension module or any other shared library.
         host: The environment.
-        label: Its name in messages; its file name when empty.
+        label: Name of the file in messages; empty for its file name.
         torch_min: The oldest torch that the file is built for, if known.
-        siblings: Names of other files of the package, which it may load itself.
+        siblings: Names of other files of the package, whose code may load them.
 
     Raises:
         FatbinError: The file cannot be read.
@@ -102,8 +103,8 @@ def predict_member(name: str, data: Buffer, siblings: Iterable[str], host: LoadH
     """Predict the result of loading a member of an archive after installation.
 
     Args:
-        name: Its name in the archive.
-        data: Its bytes.
+        name: Name of the member in the archive.
+        data: Bytes of the member.
         siblings: The names of all members.
         host: The environment to install to.
 

@@ -1,8 +1,8 @@
 """Runs code that may crash, abort or hang in a child process, and reports how it ended.
 
 The child appends one JSON object per line to a report file, so that its progress is known if it
-dies. It ends with its parent, however that ends: torchrun and Kubernetes stop processes by SIGTERM
-and SIGKILL, and a child with a session of its own would go on using the GPU.
+dies. The child ends when its parent ends in any way: torchrun and Kubernetes stop processes by
+SIGTERM and SIGKILL, and a child with a session of its own would go on using the GPU.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def python_command(*arguments: str) -> list[str]:
 def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
     """Run a command with `--report FILE --parent PID` appended.
 
-    Its failure is part of the result and never raises.
+    A failure of the command is part of the result, never an exception.
     """
     with contextlib.closing(watch_child(command, timeout=timeout)) as child:
         while True:

@@ -32,7 +32,7 @@ def judge_tags(
     Args:
         file_name: The wheel's file name.
         host: The environment.
-        supported: The supported tags; those of this interpreter when None.
+        supported: The supported tags. None: the tags of this interpreter.
     """
     try:
         tags = parse_wheel_filename(file_name)[3]
@@ -63,7 +63,7 @@ def _judge_platform(file_name: str, platforms: list[str], host: LoadHost) -> Fin
 def _read_glibc(platform: str) -> int | None:
     """Return the minor version of the glibc in a tag: 34 for `manylinux_2_34_x86_64`.
 
-    Return None for a tag without one.
+    Return None for a tag without a glibc version.
     """
     match = _MANYLINUX.fullmatch(platform)
     if match is not None:

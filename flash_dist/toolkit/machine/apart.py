@@ -1,8 +1,8 @@
 """Asks the driver for its GPUs, in a separate process if this one has no CUDA yet.
 
 `cuInit` cannot be undone: a process that has called it leaves its forked children (a DataLoader's
-workers, multiprocessing on Linux) without CUDA. NVML cannot replace it, since it ignores the order
-and the variables of CUDA.
+workers, multiprocessing on Linux) without CUDA. NVML cannot replace `cuInit`: NVML ignores CUDA's
+order and variables.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _answers: Final[dict[tuple[tuple[str, str], ...], Cuda]] = {}
 
 
 def read_cuda_apart() -> Cuda:
-    """Return what `read_cuda` returns, without CUDA in this process; cache it.
+    """Return the result of `read_cuda` without starting CUDA in this process; cache the result.
 
-    If this process already uses CUDA, it asks the driver itself.
+    If this process already uses CUDA, this process asks the driver.
     """
     if uses_cuda():
         return read_cuda()
@@ -88,7 +88,7 @@ def _ask_child() -> Cuda:
 
 
 def _render(cuda: Cuda) -> dict[str, Any]:
-    """Write the text that `_parse` reads."""
+    """Return the plain data that `_parse` reads."""
     driver = cuda.driver
     return {
         "status": cuda.status,

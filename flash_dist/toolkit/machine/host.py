@@ -110,9 +110,10 @@ class Host:
 
     @property
     def lacks_jit_compiler(self) -> bool:
-        """Tell if the JIT compiler is missing: drivers with such releases have it beside libcuda.
+        """Tell if the JIT compiler is missing.
 
-        WSL keeps it in the folders of Windows; the libcuda of Jetson has no release in its name.
+        A driver whose libcuda has a known release in its name has the compiler beside libcuda. The
+        libcuda of Jetson has no release in its name. WSL has the compiler in folders of Windows.
         """
         branch = self.libcuda_release.partition(".")[0]
         known = branch.isdecimal() and int(branch) <= max(DRIVER_CUDA)
@@ -149,7 +150,7 @@ def gather_host(
     may_use: Callable[[Path, int], bool] = os.access,
     nvml: Callable[[], Nvml] = read_nvml,
 ) -> Host:
-    """Describe the host. Call it after `read_cuda`: it reports the loaded file of libcuda.
+    """Describe the host. Call this after `read_cuda`, to report the loaded file of libcuda.
 
     Args:
         environ: Variables of this process.
@@ -206,7 +207,7 @@ def read_jit_cache(
     root: Path = Path("/"),
     may_use: Callable[[Path, int], bool] = os.access,
 ) -> JitCache:
-    """Examine the folder without creating it."""
+    """Examine the folder of the JIT cache without creating it."""
     limit = read_limit(environ.get("CUDA_CACHE_MAXSIZE", ""))
     folder = environ.get("CUDA_CACHE_PATH", "")
     if not folder and environ.get("HOME"):
@@ -222,7 +223,7 @@ def read_jit_cache(
 
 
 def find_cache_problem(variables: Mapping[str, str], cache: JitCache | None) -> Finding | None:
-    """Say what prevents caching; None if nothing does, or if it was not examined."""
+    """Say what prevents caching; None if nothing does, or if the cache was not examined."""
     if is_set(variables, "CUDA_CACHE_DISABLE"):
         fix = "`unset CUDA_CACHE_DISABLE`"
         return Finding(JIT_CACHE_DISABLED, "CUDA_CACHE_DISABLE is set", fix=fix)

@@ -22,7 +22,7 @@ from ..product import KERNELS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-_INTERRUPTED = "~"  # pip replaces a name's first letter by it while it removes a package
+_INTERRUPTED = "~"  # while pip removes a package, names begin with it
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _find_copies(package: Path, places: Iterable[str]) -> Iterator[str]:
 
 
 def _is_source_tree(folder: Path, first: Path) -> bool:
-    """Tell if a folder holds sources and is first on Python's path, as in a start from there.
+    """Tell if a folder holds sources and is first on Python's path, as if started there.
 
     `python -m` puts its working folder before all installed packages. A copy of the package alone
     has no csrc/ beside it, and no build in it.

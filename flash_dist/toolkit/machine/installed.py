@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Installed:
-    """The installed build. An empty problem means that this part was read."""
+    """The installed build. A problem is empty if the manifest, or the library, was read."""
 
-    build: Build | None = None  # from the library, or from the manifest if it cannot be read
+    build: Build | None = None  # from the library if it can be read, else the manifest
     library: str = ""  # path; empty if there is none
     manifest_problem: str = ""
     library_problem: str = ""
     differences: tuple[str, ...] = ()  # between manifest and library
     torch_min: str = ""
     torch_tested_max: str = ""
-    access_fix: str = ""  # the unreadable file may be sound
+    access_fix: str = ""  # the step for a file that may be sound but is unreadable
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -58,9 +58,10 @@ class Installed:
 
 
 def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | None:
-    """Return the operators' error on a GPU that this build has no code for; None if it has.
+    """Return the operators' error for a GPU without code in this build; None if the build has code.
 
-    It has the words of `doctor`, and reads the kernel library: call it after a failure.
+    The error has the words of `doctor`. Call this only after a failure, because it reads the kernel
+    library.
     """
     build = read_installed().build
     if build is None:
@@ -132,12 +133,12 @@ def combine(
 def read_embedded(
     library: Path, toolkit: str | None, manifest: Manifest | None = None
 ) -> tuple[Variant, ...]:
-    """Read our kernels in a library; the image's own target counts, not its name.
+    """Read our kernels in a library, with the targets of the images themselves.
 
     Args:
         library: The file.
         toolkit: CUDA version that compiled it; None if unknown.
-        manifest: It names the files of the plain kernels.
+        manifest: Names the files of the plain kernels.
 
     Raises:
         FatbinError: The library is absent or cannot be read.

@@ -1,6 +1,6 @@
 """Asks the NVIDIA driver for its version and its GPUs, through ctypes.
 
-It needs no toolkit, torch or context: libcuda answers attribute queries after `cuInit`.
+This needs no toolkit, torch or context: libcuda answers attribute queries after `cuInit`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def imagine_cuda(devices: Iterable[Device], driver: Driver | None) -> Cuda:
 def read_cuda() -> Cuda:
     """Ask libcuda; every failure is a state, not an exception.
 
-    It initialises CUDA in this process, whose forked children then have none: see apart.py.
+    This initialises CUDA in this process: children forked later cannot use CUDA, see apart.py.
     """
     try:
         library = ctypes.CDLL(LIBRARY)

@@ -58,7 +58,7 @@ class LoaderPath:
         return self._first([*named, *self.cache.get(name, ()), *default])
 
     def find_in(self, folders: Iterable[str], name: str) -> str:
-        """Return the first file of that name in other folders; empty if there is none."""
+        """Return the first file of that name in these folders; empty if there is none."""
         return self._first(Path(folder, name) for folder in folders)
 
     def _first(self, paths: Iterable[Path]) -> str:
@@ -76,7 +76,7 @@ def read_own_platform() -> Platform:
     """Return the platform of this interpreter.
 
     Raises:
-        FatbinError: It is not an ELF program: other systems have another loader.
+        FatbinError: The interpreter is not an ELF program: other systems have another loader.
     """
     program = Path(sys.executable).resolve()
     try:
@@ -94,7 +94,7 @@ def split_library_path(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def ends_search(path: Path, platform: Platform) -> bool:
-    """Tell if the loader stops here: it takes the file, or fails because it is not ELF."""
+    """Tell if the search ends at a file: the loader takes the file, or fails as it is not ELF."""
     return _read_platform_of(path) in {platform, "none"}
 
 

@@ -58,7 +58,7 @@ class Torch:
     version: str = ""
     cuda: str = ""  # "13.0"; empty for a CPU build
     reason: str = ""
-    fix: str = ""  # if another torch would not help
+    fix: str = ""  # the step, if another torch would not help
     copies: tuple[TorchCopy, ...] = ()  # if there are several: in Python's search order
     step: str = ""  # step after which Python finds the next copy
 
@@ -152,7 +152,7 @@ def parse_torch_cuda(text: str) -> str:
 
 @dataclass(frozen=True)
 class TorchCode:
-    """The GPU code of torch. No reports: it could not be read, reason says why."""
+    """The GPU code of torch. `reports` is empty if the code cannot be read; `reason` says why."""
 
     reports: tuple[FatbinReport, ...] = ()
     arch_list: tuple[Arch, ...] = ()  # the result of torch.cuda.get_arch_list(); empty if unknown
@@ -175,7 +175,7 @@ class TorchCode:
 
 
 def read_torch_code(folder: Path | None = None) -> TorchCode:
-    """Read the headers of GPU code in a folder of libraries; None means the installed torch's."""
+    """Read the headers of GPU code in a folder of libraries; by default those of torch."""
     folder = folder or find_torch_libraries()
     if folder is None:
         return TorchCode(reason="torch is not installed, or has no libraries")

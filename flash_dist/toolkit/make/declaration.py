@@ -95,12 +95,12 @@ class Plain:
     """A CUDA file that is compiled once for all of its targets."""
 
     path: Path
-    targets: tuple[Arch, ...] = ()  # empty: those of the set
+    targets: tuple[Arch, ...] = ()  # empty: all of the set
     flags: tuple[str, ...] = ()
 
     @property
     def role(self) -> str:
-        """The name of its kernels in reports."""
+        """The name of the kernels of this file in reports."""
         return self.path.stem
 
     @property
@@ -188,7 +188,7 @@ class Project:
         """Check that each file has a target of a set.
 
         Raises:
-            DeclarationError: A file has none: the libraries of the set would lack its functions.
+            DeclarationError: A file has no target of the set, so the libraries would lack it.
         """
         for one in self.plain:
             if not one.archs_in(archset.archs):
@@ -210,8 +210,8 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
     """Read a `pyproject.toml`.
 
     Args:
-        data: Its content.
-        root: Its folder.
+        data: The content of the file.
+        root: The folder of the file.
 
     Raises:
         DeclarationError: A key is unknown or malformed, a file or target does not exist, or two
@@ -379,7 +379,7 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
 
 
 def _require_floor(archset: ArchSet, axes: Axes, oldest_gpu: str) -> None:
-    """Check that no target is older than `oldest_gpu`, or than every word of the axes."""
+    """Check that no target is older than `oldest_gpu`, or older than every word needs."""
     oldest = Device.parse(oldest_gpu) if oldest_gpu else ANY_GPU
     words = min((w.floor for axis in axes.of("equal") for w in axis.words), default=ANY_GPU)
     why = f"`oldest_gpu` of {PLACE} is {oldest}"

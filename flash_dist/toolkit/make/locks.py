@@ -4,11 +4,11 @@
 version each, with the hashes of its wheels for the Pythons and CPUs below. With `--require-hashes`,
 an installer accepts only these packages with these bytes. If a version has no wheel, the hash is
 that of its sources. The files of groups that build and publish are in `locks/` beside this module,
-those of the package's own sessions in `ci/locks/`. A group that is locked for the first time counts
-as one of these.
+those of the package's own sessions in `ci/locks/`. The file of a group that is locked for the first
+time is in `ci/locks/`.
 
-No file has torch: local builds of it have other hashes and need other packages. It is installed
-after the packages that every build of it needs, `beside_torch`.
+No file has torch: local builds of it have other hashes and need other packages. torch is installed
+after the group `beside_torch`, which has the packages that every build of torch needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOCKS: Final = ROOT / "ci" / "locks"
 OWN_LOCKS: Final = Path(__file__).resolve().with_name("locks")
-UNLOCKED, BESIDE = "torch", "beside_torch"  # the groups
+UNLOCKED, BESIDE = "torch", "beside_torch"  # group names
 MACHINES: Final = ("x86_64", "aarch64")
 OLDEST, NEWEST = (3, 10), (3, 14)  # Python
 NOT_COVERED: Final = (
@@ -83,7 +83,7 @@ def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
 def constraints(*groups: str) -> str:
     """Return UV_CONSTRAINT with these groups' hashes, for packages that uv installs by itself.
 
-    pip checks no hash of a constraint; uv checks those of all that it installs.
+    pip checks no hash of a constraint; uv checks the hashes of all packages that it installs.
     """
     return " ".join(str(lock_path(name)) for name in groups) if is_covered() else ""
 

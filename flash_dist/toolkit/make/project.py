@@ -176,7 +176,7 @@ def load_project(path: Path = PYPROJECT) -> Project:
     """Read the project's declaration.
 
     Raises:
-        KernelsError: Nothing can be built from it.
+        KernelsError: Nothing can be built from the declaration.
     """
     return read_declaration(read_toml_file(path, str(path)), path.parent)
 

@@ -149,7 +149,7 @@ def _load_pack() -> Callable[..., object]:
     """Import a module that needs the packages listed by `get_requires_for_build_wheel`.
 
     Raises:
-        BackendError: The caller did not install them.
+        BackendError: The packages are not installed.
     """
     try:
         from .pack import pack  # noqa: PLC0415 - setuptools may be absent before get_requires

@@ -97,7 +97,7 @@ def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) 
 
 
 def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
-    """Estimate from finished sets: a target compiles once, in the first set that has it."""
+    """Estimate the time left from finished sets: only the first set with a target compiles it."""
     seen: set[object] = set()
     counts = []
     for one in sets:

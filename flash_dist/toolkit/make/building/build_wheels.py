@@ -59,7 +59,7 @@ def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
 
 
 def arch_environ(archset: ArchSet, *, published: bool) -> dict[str, str]:
-    """Tell setup.py what to build: a name, or a list."""
+    """Return the variables that tell setup.py what to build: a name, or a list."""
     return {NAMED: archset.name if published else "", VARIABLE: "" if published else str(archset)}
 
 
@@ -86,7 +86,7 @@ def build_all(args: Sequence[str]) -> Builds:
 
 
 def toolkit_environ(archset: ArchSet, environ: Mapping[str, str]) -> dict[str, str]:
-    """Point CUDA_HOME at the toolkit that compiles a set; each of several has a variable."""
+    """Point CUDA_HOME at the toolkit of a set, if a variable names the toolkit of this major."""
     home = environ.get(home_variable(archset.toolkit))
     return {**environ, "CUDA_HOME": home} if home else dict(environ)
 

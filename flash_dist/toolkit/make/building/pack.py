@@ -139,7 +139,7 @@ class BuildModules(build_py):
 
 
 class WheelWithBill(bdist_wheel):
-    """Tags the wheel, and adds the bill of materials, so that RECORD lists it as every file."""
+    """Tags the wheel, and adds the bill of materials, so that RECORD lists it like every file."""
 
     def get_tag(self) -> tuple[str, str, str]:
         """Return the tag, which names no Python: the libraries call only torch and CUDA."""

@@ -62,7 +62,7 @@ def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_
     """Choose the toolkit and the arch set.
 
     Args:
-        environ: Variables that may name them.
+        environ: Variables that may name toolkit and arch set.
         ask_driver: Returns the GPUs, if no variable names targets.
 
     Raises:
@@ -89,7 +89,7 @@ def plan_this_build() -> BuildPlan:
     """Make the plan of this process once: the hooks of the backend share it.
 
     Raises:
-        KernelsError: As from `make_plan`.
+        KernelsError: The targets cannot be built here.
     """
     return check_sources(make_plan(os.environ))
 

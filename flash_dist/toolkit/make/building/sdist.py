@@ -133,7 +133,7 @@ def tracked_files(root: Path = ROOT) -> list[str] | None:
 def require_metadata(tree: Path) -> str:
     """Make a wheel's metadata as a user would, and return the wheel's version.
 
-    It uses an isolated environment, unless the toolkit is not part of these sources.
+    The environment is isolated if the toolkit is part of these sources.
     """
     wanted = load_project().version
     options = ["--installer", "uv"] if EMBEDDED else BY_ITSELF

@@ -57,7 +57,7 @@ def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
 
 
 def targets_of(ptx: Arch, published: Iterable[ArchSet], built: Iterable[Arch] = ()) -> list[Arch]:
-    """Return the PTX's own number and every newer SASS target of the published sets.
+    """Return the SASS target with the number of the PTX, and every newer one of published sets.
 
     Exclude those whose GPUs run SASS of `built`: their driver never compiles the PTX.
     """
@@ -75,7 +75,7 @@ def _runs_any(device: Device, sass: Iterable[Arch]) -> bool:
 
 
 def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]]) -> bool:
-    """Tell if GPUs of a target use this plan of the kernel: the largest that fits.
+    """Tell if a kernel has the largest shared-memory plan that fits the GPUs of a target.
 
     Args:
         symbol: The kernel.

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .native import NativeBuild, NativeOptions
 
 FLAGS = ("-O3", "-std=c++17")
-_NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folders
+_NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folders of such files
 
 
 def make_manifest(
@@ -148,8 +148,8 @@ def _plain_records(
 ) -> Iterator[KernelRecord]:
     """Yield a record for each kernel of a plain file and each of its targets.
 
-    Names and resources come from the compiled object. Its source would not do: a template is
-    compiled in each file that uses it.
+    Names and resources come from the compiled object. The source does not suffice: a template is
+    compiled in each file that uses the template.
     """
     spilled = {(one.symbol, one.target): one.spill_bytes for one in build.resources}
     for file, compiled in build.plain:

@@ -253,7 +253,7 @@ def _run(command: list[str], environ: Mapping[str, str] = os.environ) -> None:
 def _search_path() -> str:
     """Return the search path of programs.
 
-    NOTE: an isolated build of pip has its programs on PATH, and others beside its Python.
+    NOTE: in an isolated build of pip, some programs are on PATH and others beside Python.
     """
     return f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
 

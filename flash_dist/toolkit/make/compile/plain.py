@@ -47,13 +47,13 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The name of its object library, unique for its flags."""
+        """The name of the group's object library, unique for the flags."""
         digest = hashlib.sha256("\0".join(self.flags).encode()).hexdigest()[:_DIGITS]
         archs = "_".join(map(str, self.archs))
         return f"plain-{archs}-{digest}" if self.flags else f"plain-{archs}"
 
     def to_cmake(self) -> str:
-        """Write its variables.
+        """Write the variables of the group.
 
         NOTE: CMake drops repeated options, such as the second `-Xptxas` of two. So the flags of a
         file are one option, which CMake splits as a shell does.

@@ -115,7 +115,7 @@ def _read(line: str) -> str:
 
 
 def load_exceptions(told: Path | Iterable[Mapping[str, Any]]) -> list[SpillException]:
-    """Read the exceptions: rows, or those of a file in TOML or JSON."""
+    """Read the exceptions: rows, or a file with rows in TOML or JSON."""
     rows: Iterable[Mapping[str, Any]]
     if isinstance(told, Path):
         text = told.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Puts the console script of a wheel into its conda package: `info/link.json`.
 
-rattler-build's `assemble_package` has no argument for it, so the archive of the package's metadata
-is rewritten with one more member.
+rattler-build's `assemble_package` has no argument for link.json, so the archive of the package's
+metadata is rewritten with one more member.
 """
 
 from __future__ import annotations

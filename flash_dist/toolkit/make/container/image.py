@@ -44,7 +44,7 @@ ROOT_PACKAGES = (
     *TARGETS["aarch64"].packages.split(),
 )
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MIN_MEMORY_DISK = 3 << 30  # the unpacked root: /dev/shm is four times as fast
+MIN_MEMORY_DISK = 3 << 30  # for the unpacked root: /dev/shm is four times as fast as a disk
 
 
 class ImageError(KernelsError):

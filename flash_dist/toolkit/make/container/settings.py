@@ -66,7 +66,7 @@ def cibuildwheel_settings() -> dict[str, str]:
     return {
         "CIBW_BUILD": f"{PYTHON}-manylinux_x86_64",
         "CIBW_BUILD_FRONTEND": "build[uv]; args: --no-isolation --skip-dependency-check",
-        "CIBW_CONFIG_SETTINGS": f"{UNFINISHED}=true",  # later steps repair and audit it
+        "CIBW_CONFIG_SETTINGS": f"{UNFINISHED}=true",  # later steps repair and audit the wheel
         "CIBW_ENVIRONMENT_PASS": " ".join(PASSED),
         "CIBW_ENVIRONMENT": " ".join(f"{name}={value}" for name, value in environ.items()),
         "CIBW_BEFORE_ALL": f"/opt/python/{PYTHON}-{PYTHON}/bin/python -m {MAKE}.container.setup",

@@ -1,6 +1,7 @@
 """Tests a wheel in the container, where glibc is old: cibuildwheel's test step.
 
-With each torch in a variable, it loads the operators and asks doctor about GPUs that are not here:
+With each torch that a variable names, the test loads the operators and asks doctor about GPUs that
+are not here:
 those that the wheel was built for, and one that it was not built for. Then the project's tests run:
 pytest for a folder, Python for a file.
 

@@ -107,7 +107,7 @@ def _without_attributes(code: str) -> str:
 
 
 def _end_of(code: str, start: int, opening: str, closing: str) -> int:
-    """Return the place after the bracket that closes one opened before `start`."""
+    """Return the place after the bracket that closes the bracket opened before `start`."""
     depth = 1
     for place in range(start, len(code)):
         depth += (code[place] == opening) - (code[place] == closing)

@@ -251,8 +251,8 @@ def require_keys(
 
     Args:
         table: The value to check.
-        kind: Selects its valid keys.
-        where: Its name in errors.
+        kind: The kind of table, which decides the valid keys.
+        where: The name of the table in errors.
         needed: Required keys.
         others: Further keys, with any value.
 

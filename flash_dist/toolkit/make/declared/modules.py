@@ -59,8 +59,8 @@ def require_room(package: Path, sets: object) -> None:
     """Check that a package is free of files that a build adds.
 
     Args:
-        package: Its folder.
-        sets: The file of its arch sets, if there is one.
+        package: The folder of the package.
+        sets: The file of the arch sets, if there is one.
 
     Raises:
         DeclarationError: There is such a file.

@@ -42,7 +42,7 @@ class Row:
     sizes: tuple[int, ...]
     plan: int
     constants: tuple[tuple[str, int], ...]
-    kept_for: int = 0  # number of a target that keeps it beside a larger plan
+    kept_for: int = 0  # number of a target that keeps this row beside a larger plan
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -97,11 +97,13 @@ class Family:
         return family
 
     def require_name(self) -> None:
-        """Check that a name tells its role, in a symbol of any binary.
+        """Check that the family's name tells the role, because symbols contain only the name.
 
         Raises:
-            KernelsError: It is neither the role nor, if for some targets only, `<role>_sm<number>`,
-                or `<role>_<axis>_sm<number>` with the axis `last`.
+            KernelsError: The name is not allowed. A family for all targets has the name of its
+            role.
+                A family for some targets is named `<role>_sm<number>`, or
+                `<role>_<axis>_sm<number>` with the axis `last`.
         """
         numbers = sorted({target.number for target in self.targets})
         kinds = (self.role, *([f"{self.role}_{AXES.last}"] if AXES.last else []))
@@ -115,11 +117,11 @@ class Family:
             raise KernelsError(message)
 
     def serves(self, target: Arch) -> bool:
-        """Tell if a target gets its kernels."""
+        """Tell if the kernels of the family are compiled for a target."""
         return not self.targets or target in self.targets
 
     def rows_for(self, sizes: Sequence[int]) -> tuple[Row, ...]:
-        """Return the rows whose first size is one of these; the smallest rows if all are larger.
+        """Return the rows whose first size is in `sizes`; the smallest rows if all rows are larger.
 
         A family whose rows have several different sizes (MLA) has no such smallest rows.
         """
@@ -191,7 +193,7 @@ class Table:
         """Check that each family for some targets has a general one.
 
         Raises:
-            KernelsError: A role that serves the calls left by a family has none.
+            KernelsError: A family leaves calls to a role that has no general family.
         """
         rest = [one for one in self.families if one.targets or one.leaves_half_filled]
         general = {(one.role, w) for one in self.families if one not in rest for w in one.words}
@@ -213,7 +215,7 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The families; several of one name serve a role, each for its own dtypes."""
+        """The names of families. Several families may have one name, each for its own dtypes."""
         return tuple(dict.fromkeys(family.name for family in self.families))
 
     def only(self, sizes: Sequence[int], words: Collection[str]) -> Table:
@@ -254,7 +256,7 @@ class Table:
         ]
 
     def _outdone(self, family: Family, row: Row, room: int) -> bool:
-        """Tell if a larger plan of the same kernel also fits, and takes all calls of this one."""
+        """Tell if a larger plan of the same kernel also fits, and takes all calls of this row."""
         return not family.refuses and any(
             row.sizes == other.sizes
             and self.smem_plans[row.plan] < self.smem_plans[other.plan] <= room

@@ -4,9 +4,9 @@ A repository has the files of the package in build/VARIANT/, without the name of
 metadata.json with the digest of every file. A process may load several copies, including an
 installed wheel. But torch has one table of operators, and the dynamic linker loads only one library
 of each name (SONAME). So each copy has unique names with its wheel's digest, for its operators and
-its library of kernels. They are as long as the names that they replace, so nothing else moves in a
-file and nothing is compiled: it works for every wheel on any machine, and the kernels are the
-tested bytes.
+its library of kernels. A unique name is as long as the name that it replaces, so nothing else moves
+in a file and nothing is compiled. This works for every wheel on any machine, and the kernels are
+the tested bytes.
 
 `python -m PACKAGE.toolkit.make.release.hub`: the wheels of dist/.
 """
@@ -85,7 +85,7 @@ class Variant:
     def id(self) -> str:
         """The name of the module and of its operators: `m_3k0x9z` for `my_norms`.
 
-        It is the first letter of the package, and as many digits of the wheel's digest as fit.
+        The name is the package's first letter, and as many digits of the wheel's digest as fit.
 
         Raises:
             ArtefactError: The name of the package is too short.

@@ -63,7 +63,7 @@ def write_index(
     Args:
         out: The folder, whose contents are deleted.
         artefacts: The wheels.
-        url: Its future address, for the commands on the page.
+        url: The future address of the folder, for the commands on the page.
         partial: Go on without the default index when its set was not built.
         offers: Files of other channels; their folders are copied.
 

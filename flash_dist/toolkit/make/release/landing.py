@@ -62,8 +62,8 @@ class Offer:
     """A file that another channel made of a wheel, as served by the index."""
 
     channel: str
-    folder: Path  # of the channel; it lies beside the page
-    place: str  # of the file, relative to the page
+    folder: Path  # folder of the channel, beside the page
+    place: str  # path of the file, relative to the page
     wheel: str  # file name
     commands: tuple[Command, ...]
 

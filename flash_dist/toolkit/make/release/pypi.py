@@ -1,6 +1,6 @@
 """Make dist/pypi: the wheels for PyPI, which refuses versions with a label: `nox -s pypi`.
 
-They are the wheels of the default index, one for each kind of CPU, under the plain version: 0.1.0
+These are the wheels of the default index, one for each kind of CPU, under the plain version: 0.1.0
 instead of 0.1.0+cu130.all. METADATA, `_build.json`, bill of materials and RECORD differ in the
 version. All other files are those of the labelled wheel, so nothing is compiled again. No index of
 `nox -s index` lists them: pip and uv take a labelled version for a newer one.
@@ -59,7 +59,7 @@ def make_version(
     Args:
         one: The wheel.
         manifest: The declaration; files that it does not name are left out.
-        more: Files for its metadata.
+        more: Files to add to the metadata.
     """
     from ..compile.sbom import make_sbom  # noqa: PLC0415 - `check` runs without these packages
 
@@ -104,7 +104,7 @@ def _declare_plain(one: Artefact) -> Manifest:
 
 
 def _change(one: Artefact, manifest: Manifest) -> dict[str, bytes]:
-    """Return the files that tell the version, beside the bill of materials and RECORD."""
+    """Return the files that contain the version, except the bill of materials and RECORD."""
     versions = (one.manifest.package_version, manifest.package_version)
     old, new = (f"\nVersion: {version}\n".encode() for version in versions)
     return {
@@ -117,7 +117,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     """Verify and return the plain wheels; empty if they were not written.
 
     Raises:
-        KernelsError: They differ from those of the labelled wheels.
+        KernelsError: A plain wheel differs from its labelled wheel.
     """
     folder = dist / PYPI
     if not folder.is_dir():
@@ -157,7 +157,7 @@ def write(dist: Path, artefacts: Sequence[Artefact], *, partial: bool) -> list[P
     """Write the plain wheels of the default sets, and verify each.
 
     Raises:
-        KernelsError: The wheel of a default set is missing, or one does not verify.
+        KernelsError: The wheel of a default set is missing, or a plain wheel does not verify.
     """
     folder = dist / PYPI
     chosen = pick_default(artefacts, partial=partial)

@@ -57,8 +57,8 @@ def require_tree(root: Path, version: str) -> str:
     """Check that the tree is committed and the version is dated and new; return the commit.
 
     Raises:
-        ReleaseError: One of these is not true.
-        SourceError: This is no clone.
+        ReleaseError: The tree is not committed, or the version is not dated or not new.
+        SourceError: The folder is no clone.
     """
     changed = ask_git(root, "status", "--porcelain").splitlines()
     if changed:
@@ -110,7 +110,7 @@ def find_problems(
         artefacts: The wheels.
         sets: The published sets: there must be exactly one wheel of each.
         version: Version of the release.
-        source: The commit; None compares nothing with it.
+        source: The commit. None: compare the wheels with no commit.
     """
     built = [one.set_name for one in artefacts]
     for archset in sets:

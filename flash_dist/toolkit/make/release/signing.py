@@ -65,7 +65,7 @@ def require_private(path: Path) -> None:
     """Raise unless the path is this user's, and closed to all others.
 
     Raises:
-        KeyFileError: Others can read or replace it.
+        KeyFileError: Others can read or replace the file.
     """
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)

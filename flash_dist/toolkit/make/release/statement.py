@@ -36,7 +36,7 @@ def state_wheel(one: Artefact, source: Source | None) -> dict[str, Any]:
 
     Args:
         one: The wheel.
-        source: Its sources; None if unknown.
+        source: The sources of the wheel; None if unknown.
     """
     parameters, compilers = _describe_build(one.manifest)
     made_of = [*_describe_source(source), *map(_describe_part, one.manifest.parts)]
@@ -52,7 +52,7 @@ def state_file(
         subject: The file.
         kind: The name of the channel.
         one: The wheel; None for a file made of the sources alone.
-        source: As for a wheel.
+        source: The sources; None if unknown.
     """
     if one is None:
         return _state(subject, kind, {}, {}, _describe_source(source))

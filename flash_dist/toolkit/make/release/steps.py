@@ -48,7 +48,7 @@ def walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], No
         dist: Folder of the files that the steps make.
         basis: Whatever all steps depend on, such as the commit.
         steps: All steps of the release.
-        run: Runs one step. An error ends all.
+        run: Runs one step. An error ends the release.
 
     Returns:
         The names of the skipped steps.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FILE: Final = f"{NAME}.pyz"
 
-# The program of a project with a copy of this toolkit is the copy's: the project may have none.
+# In a project with a copy of this toolkit, run the program of the copy: the project may have none.
 _RUN: Final = (
     f"from {NAME}.__main__ import run\n\nrun()"
     if EMBEDDED
@@ -94,7 +94,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     """Return the program, which belongs to no wheel; empty if it was not written.
 
     Raises:
-        ArtefactError: It was built of other sources.
+        ArtefactError: The program was built of other sources.
     """
     del artefacts
     path = dist / FILE
@@ -108,7 +108,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     return [Published(path)]
 
 
-commands = no_commands  # it is not installed
+commands = no_commands  # the program is not installed
 
 
 @command

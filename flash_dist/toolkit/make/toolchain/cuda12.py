@@ -162,7 +162,7 @@ def bring_toolkit(parts: Path, home: Path) -> str:
     """Make a CUDA_HOME from the installed packages and Debian's, and print its sources.
 
     Args:
-        parts: See `assemble_toolkit`; Debian's package is kept in it.
+        parts: See `assemble_toolkit`; Debian's package is kept in this folder.
         home: The new folder.
 
     Raises:

@@ -29,14 +29,14 @@ def install_toolkit(
     """Return the CUDA_HOME of a toolkit, after installing it if necessary.
 
     Args:
-        cuda: Its version, such as `13.0`.
-        folder: Its folder; an incomplete one is deleted.
+        cuda: The version of the toolkit, such as `13.0`.
+        folder: The folder of the toolkit; an incomplete one is deleted.
         install: Called with a folder and an installer's arguments for packages in it.
         target: Another target CPU; its parts are stored beside the toolkit.
         options: Installer options for packages of that CPU.
 
     Raises:
-        KernelsError: It cannot be installed.
+        KernelsError: The toolkit cannot be installed.
     """
     own = _install_own(cuda, folder, install)
     if target is None:

@@ -40,7 +40,7 @@ class Toolchain:
         return release_of(self.nvcc)
 
     def tool(self, name: str) -> str:
-        """Return the path of one of its programs."""
+        """Return the path of a program of the toolkit."""
         return str(self.home / "bin" / name)
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LOCK = Path(__file__).resolve().with_name("torch_headers.toml")
-FOLDER = "torch-headers"  # in a build's folder, which keeps them
+FOLDER = "torch-headers"  # in the build folder
 PREFIX = "torch/include/"
 # Headers that bindings on the stable ABI may include.
 STABLE = tuple(

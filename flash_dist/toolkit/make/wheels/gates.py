@@ -161,7 +161,7 @@ def require_package(wheel: Path, others: Mapping[str, bytes], root: Path = ROOT)
 
 
 def run_tools(wheel: Path, folder: Path) -> None:
-    """Run the tools of others: for torch's stable ABI, and glibc."""
+    """Run other packages' tools that check torch's stable ABI and glibc."""
     require_glibc(wheel)
     shutil.unpack_archive(wheel, folder, "zip")
     run(["torch-abi-audit", str(folder / NAME), "--check", "torch"], os.environ)
@@ -201,8 +201,8 @@ def run(
 
     Args:
         command: Program and arguments.
-        environ: Its environment.
-        folder: Its working folder.
+        environ: Environment of the command.
+        folder: Working folder of the command.
         hint: The remedy if it fails.
         apart: Send Ctrl-C to this process alone, which ends the command and its children: otherwise
             each Python program would print a traceback.
