@@ -148,7 +148,11 @@ def read_cu_seqlens(
 
 
 def may_wait() -> bool:
-    """Return whether values on a GPU are checked (FLASH_DIST_CHECK=1), and waiting is allowed."""
+    """Return whether a call checks values on a GPU, for which the host waits.
+
+    True if FLASH_DIST_CHECK=1. During the capture of a CUDA graph the result is False, with a
+    warning.
+    """
     if not is_checking():
         return False
     if torch.cuda.is_current_stream_capturing():
@@ -158,7 +162,10 @@ def may_wait() -> bool:
 
 
 def may_look(q: Tensor) -> bool:
-    """Return whether values are checked: always on the CPU, on a GPU if FLASH_DIST_CHECK=1."""
+    """Return whether values are checked: on the CPU, and on a GPU if FLASH_DIST_CHECK=1.
+
+    Values of fake tensors, in a trace and in a transform of torch.func are never checked.
+    """
     if is_symbolic(q) or is_traced() or is_transformed():
         return False
     return not q.is_cuda or may_wait()
@@ -183,7 +190,9 @@ def require_tensor(name: str, x: Tensor | None) -> None:
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's
-    """Cast tensors as autocast does for torch's attention, by the device of the first.
+    """Cast tensors as autocast does for torch's attention.
+
+    Nothing is cast unless autocast is on for the device of the first tensor.
 
     float64 tensors and arguments that are no tensors of numbers stay unchanged. Later checks report
     them.
@@ -224,7 +233,10 @@ def are_aligned(*tensors: Tensor) -> bool:
 
 
 def find_address(x: Tensor) -> int:
-    """Return a tensor's address; under vmap, combined with the bits of its entries' addresses."""
+    """Return a tensor's address; under vmap, with the vmapped axes' strides in bytes or-ed in.
+
+    So the result is a multiple of 16 only if the addresses of all entries are multiples of 16.
+    """
     bits = 0
     while functorch.is_functorch_wrapped_tensor(x):
         axis = functorch.maybe_get_bdim(x)
@@ -298,7 +310,10 @@ def _read_sides(window_size: object) -> tuple[int, int] | None:
 
 
 def read_whole(value: object) -> int | None:
-    """Return an int from Python, numpy or a tensor, for which it may wait; None for other types."""
+    """Return an integer of Python, numpy or a one-element tensor as an int; None for other values.
+
+    Reading a tensor on a GPU waits.
+    """
     if isinstance(value, torch.Tensor):
         if value.is_nested or value.is_meta or value.numel() != 1 or value.dtype not in _WHOLE:
             return None
@@ -319,7 +334,11 @@ def require_whole(name: str, value: object) -> int:
 
 
 def is_within(number: int, most: int) -> bool:
-    """Return whether 0 <= number <= most; a graph asserts it for numbers known only at run time."""
+    """Return whether 0 <= number <= most.
+
+    In a graph, a number may be known only at run time. The result is then True, and the graph
+    asserts both limits when it runs.
+    """
     if not torch.compiler.is_compiling():
         return 0 <= number <= most
     from torch.fx.experimental.symbolic_shapes import guard_or_true  # noqa: PLC0415
@@ -364,7 +383,7 @@ def _name_joint(mask: BlockMask | IntervalMask) -> str:
 
 
 def describe_type(value: object) -> str:
-    """Return the name of a type, with its module if needed, and how to make a mask from it."""
+    """Describe the type of an unsupported mask, with a hint on how to convert the mask."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return f"{kind.__name__}\n\nhint: `BlockMask.from_dense` makes one of booleans, once"
@@ -374,7 +393,7 @@ def describe_type(value: object) -> str:
 
 
 def describe_value(value: object) -> str:
-    """Describe a value that is no number: by its type, or a tensor's shape and dtype."""
+    """Describe a value that is no number: a tensor by shape and dtype, others by their type."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     if value.is_nested:

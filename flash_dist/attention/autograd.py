@@ -66,13 +66,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool
 
 
 def pad_head_dims(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy tensors to the next head_dim that kernels can load, if needed, padded with zeros."""
+    """Pad head_dim and head_dim_v with zeros to the next sizes that kernels can load."""
     more, more_v = -q.shape[-1] % HEAD_DIM_STEP, -v.shape[-1] % HEAD_DIM_STEP
     return pad(q, (0, more)), pad(k, (0, more)), pad(v, (0, more_v))
 
 
 def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
-    """Drop the padded columns of out, by a copy."""
+    """Return out without padded columns: a contiguous copy, or out itself if it has none."""
     if out.shape[-1] == head_dim_v:
         return out
     return out.narrow(-1, 0, head_dim_v).clone(memory_format=torch.contiguous_format)
@@ -81,10 +81,9 @@ def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
 def concerns_autograd(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None
 ) -> bool:
-    """Return whether a call wants gradients, or uses forward mode, which is refused.
+    """Return whether a call wants gradients, or runs in forward mode, which later raises.
 
-    An autograd.Function would find out by itself, but that takes longer than the rest of a small
-    call.
+    An autograd.Function checks this, too, but takes longer than the rest of a small call.
     """
     if torch.is_grad_enabled() and (
         q.requires_grad
@@ -188,7 +187,8 @@ class _TracedAttention(torch.autograd.Function):
 class _EagerAttention(torch.autograd.Function):
     """Attention with few arguments, for eager mode only: torch.compile does not support it.
 
-    Returns all results, or only out without wants_lse: a single result is cheaper for autograd.
+    Returns all results if wants_lse. Else it returns only out, because a single result is cheaper
+    for autograd.
     """
 
     @staticmethod

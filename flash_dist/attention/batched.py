@@ -59,9 +59,10 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     of a sequence; it may change its gradients unless `batch_invariant`.
 
     The backward stores an intermediate result (dS, 16 bits per visible score) in a workspace of at
-    most `FLASH_DIST_WORKSPACE_MB` MiB (1536 by default), and works in chunks if it does not fit.
-    With 0, or if chunks would leave the GPU idle, it recomputes instead. Another budget may give
-    other bits. docs/memory.md has the formula for all of its memory.
+    most `FLASH_DIST_WORKSPACE_MB` MiB (1536 by default), and works in chunks if dS does not fit.
+    With a budget of 0, or if chunks would leave the GPU idle, the backward recomputes dS instead.
+    Another budget may give other bits. docs/memory.md has the formula for all memory of the
+    backward.
 
     CPU tensors are computed in plain torch, which stores all scores.
 
@@ -87,8 +88,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         v: [batch, seqlen_k, num_heads_kv, head_dim_v], otherwise like k. head_dim_v is at most
             head_dim.
         dropout_p: Fraction of the weights that becomes 0, at least 0 and less than 1, rounded to a
-            multiple of 1 / 65536; others are divided by 1 - dropout_p. `dropout_mask` returns
-            which.
+            multiple of 1 / 65536. The other weights are divided by 1 - dropout_p. `dropout_mask`
+            returns which weights become 0.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Query i sees key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the
             bottom right.
@@ -107,14 +108,14 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             exp(score - lse), negative where dropped, [batch, num_heads_q, seqlen_q, seqlen_k].
         return_lse: Return (out, lse).
         return_max_logit: Return max_logit, too, last: (out, max_logit) or (out, lse, max_logit).
-            out and lse keep their bits. On Hopper calls in bfloat16 of head_dim 64, 128, 256 and
-            192 with head_dim_v 128 find it beside out, if the mask is none or leaves an interval of
-            keys to each query, without softcap, alibi_slopes and bias; other calls compute the
-            scores again. Not with match_kvcache or dropout.
-        batch_invariant: Whether the gradients of a sequence have the same bits whatever else is in
-            the batch, as out and lse always have. The backward then recomputes scores (seven
-            products of matrices instead of five) and leaves multiprocessors idle if a small batch
-            has few kv heads.
+            out and lse keep their bits. On Hopper the kernel that computes out also finds max_logit
+            if q is bfloat16, head_dim is 64, 128 or 256 (or 192 with head_dim_v 128), each query
+            sees one interval of keys, and there are no softcap, alibi_slopes and bias. Other calls
+            compute the scores twice. Not with match_kvcache or dropout.
+        batch_invariant: Whether the gradients of a sequence must not depend on the rest of the
+            batch. out and lse never do. The backward then recomputes scores (seven products of
+            matrices instead of five) and leaves multiprocessors idle if a small batch has few kv
+            heads.
         float32_precision: "tf32x3" or "ieee", for products of float32; None: the choice of
             `flash_dist.float32_precision`.
         match_kvcache: Whether out and lse have the bits of `flash_attn_with_kvcache`; None: the
@@ -137,12 +138,12 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             including the sink as in flash-attention 4; -inf for a row that sees no key and has no
             sink. `lse + (-(sink - lse).exp()).log1p()` is the lse of the keys alone.
             Differentiable.
-        max_logit: [num_heads_q], float32 (float64 for float64 inputs), only if
-            `return_max_logit`, as MuonClip and QK-clip need it: the largest score of each query
-            head over batch, queries and visible keys, as the softmax takes it: scaled, after
-            softcap, alibi_slopes and bias, without the sink. -inf for a head that sees no key,
-            NaN if a score is. It has no gradient. With shards of the batch or of the tokens, take
-            the maximum over the ranks.
+        max_logit: [num_heads_q], float32 (float64 for float64 inputs), only if `return_max_logit`,
+            as MuonClip and QK-clip need it: the largest score of each query head over batch,
+            queries and visible keys, as the softmax takes it: scaled, after softcap, alibi_slopes
+            and bias, without the sink. -inf for a head that sees no key, NaN if a score is NaN. It
+            has no gradient. With shards of the batch or of the tokens, take the maximum over the
+            ranks.
 
     Raises:
         TypeError: An argument is no tensor, mask is no BlockMask, a dtype is not supported, or a

@@ -59,7 +59,7 @@ TORCH: Final = Names("query", "key", "value", heads_first=True)
 
 
 class Seen:
-    """Rare properties that calls of this process have had; without any, checks can be skipped."""
+    """Rare properties; checks for one are skipped until a call of this process has had it."""
 
     odd_head_dim = False  # not a multiple of HEAD_DIM_STEP
 

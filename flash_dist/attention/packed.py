@@ -257,7 +257,7 @@ def _check_mask(
     *,
     batch_invariant: bool,
 ) -> None:
-    """Raise ValueError for a mask that shows other sequences' keys, or options that exclude it."""
+    """Raise ValueError for a mask that shows other sequences' keys or excludes a given option."""
     if not mask.is_packed:
         message = (
             f"mask must keep {packing.cu_seqlens_q.shape[0] - 1} packed sequences apart, got one "
@@ -352,7 +352,7 @@ def read_packing(
 
     Raises:
         TypeError: cu_seqlens is no tensor of int32, or a length no int.
-        ValueError: Shapes or devices do not fit, or numbers if they are checked.
+        ValueError: Shapes or devices do not fit, or a checked number is wrong.
     """
     longest_q = _read_max_seqlen(names.max_seqlen_q, packing[2])
     longest_k = _read_max_seqlen(names.max_seqlen_k, packing[3])

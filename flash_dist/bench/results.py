@@ -140,12 +140,12 @@ class Row:
         return "graph" if any(timing is not None and timing.graph for timing in timings) else ""
 
     def ours_beside(self, peer: str) -> str:
-        """Return the name of our baseline in a peer's mode, which the peer is compared with."""
+        """Return the name of the baseline that a peer is compared with: ours in the peer's mode."""
         both = in_deterministic_mode(peer) and OURS_DETERMINISTIC in self.entries
         return OURS_DETERMINISTIC if both else OURS
 
     def ratio(self, peer: str, pass_: str) -> float | None:
-        """Return the peer's time over ours: above 1 ours is faster; None if one is missing."""
+        """Return the peer's time over ours: above 1 ours is faster; None if a time is missing."""
         times = [self.milliseconds(name, pass_) for name in (peer, self.ours_beside(peer))]
         return None if times[0] is None or times[1] is None else times[0] / times[1]
 
@@ -301,7 +301,7 @@ def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 def _rate_ratios(
     rows: Iterable[Row], are_held_together: Callable[[Row, Row], bool]
 ) -> list[tuple[Row, str, float]]:
-    """Divide our rate on each row by that on each row that it is compared with.
+    """Divide our rate on a row by our rate on another row, for all pairs that are compared.
 
     Returns:
         The first row, the pass and the ratio.

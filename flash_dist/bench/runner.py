@@ -129,7 +129,7 @@ def measure(
         tell: Called with a description of the work that starts.
 
     Raises:
-        ContextLostError: After the row in which it happened.
+        ContextLostError: The GPU accepts no more work; raised after the row in which this happened.
     """
     torch.set_float32_matmul_precision("highest")  # no TF32 in baselines that read this setting
     for shape in plan.shapes:

@@ -75,7 +75,8 @@ STYLE: Final[dict[str, Any]] = {
     "svg.fonttype": "none",  # keep text as text: small, searchable, in the reader's font
     "svg.hashsalt": "flash_dist",  # equal results give equal files
 }
-# matplotlib's default font, with which text was measured, or fonts of the same width.
+# matplotlib's default font, with which text was measured. A reader without this font gets one of
+# the same width.
 _FONTS: Final = "'DejaVu Sans', Verdana, sans-serif"
 
 

@@ -16,7 +16,7 @@ def __getattr__(name: str) -> object:
 
 
 def get_mla_metadata(*_: object, **__: object) -> tuple[None, None]:
-    """Return arguments that `flash_mla_with_kvcache` ignores: it needs no schedule.
+    """Return (None, None), because `flash_mla_with_kvcache` needs no schedule.
 
     Accepts the arguments of any version of FlashMLA.
     """

@@ -62,7 +62,7 @@ class Ring:
         return cls(group, rank, size)
 
     def pass_on(self, *tensors: Tensor) -> Arriving:
-        """Send contiguous tensors to the next rank; receive tensors like them from the previous.
+        """Send contiguous tensors to the next rank; receive such tensors from the previous rank.
 
         NOTE: NCCL sends with a kernel, and an attention kernel occupies every multiprocessor until
         it ends. The kernel that starts first delays the other. So send before small work, not right

@@ -79,7 +79,8 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
             seqlen_k and even.
         first_key: With causal: the first token of the whole sequence that each query sees, for
             example that of its document. [seqlen_q] or [batch or 1, seqlen_q], int32 or int64, on
-            the device of q. Use `ring_shard` to get it from that of all tokens. Defaults to 0.
+            the device of q. Use `ring_shard` to get this rank's part of a tensor for all tokens.
+            Defaults to 0.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         return_lse: Return (out, lse).
         batch_invariant: As in `flash_attn_func`.
@@ -94,8 +95,8 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or softmax_scale do not fit.
         GroupError: torch.distributed is not initialized, this rank is not in the group, or its
-            backend does not take q's device; with `FLASH_DIST_CHECK=1`, which waits, ranks call
-            with different shapes or options, or some with gradients and some without.
+            backend does not take q's device. With `FLASH_DIST_CHECK=1`, which waits, also: ranks
+            call with different shapes or options, or only some ranks want gradients.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install. Or `flash_dist.match_kvcache` is chosen.
     """

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def read_added(mask: Tensor) -> Tensor | None:
-    """Return a boolean mask, True for visible keys; None if a number is between 0 and the bound.
+    """Return a boolean mask, True for visible keys; None if the mask does more than hide keys.
 
     Args:
         mask: Numbers that are added to scores, of any dtype with a fraction.

@@ -12,9 +12,9 @@ def find_names(user: str, module: str, *names: str, oldest: str) -> list[Any]:
     """Return the objects with some names in a module of another package.
 
     Args:
-        user: The module that needs them.
+        user: The module that needs the names.
         module: The name of the module, starting with the package.
-        names: The names that it must have.
+        names: The names that the module must have.
         oldest: The first version of the package that has them.
 
     Raises:

@@ -66,7 +66,8 @@ def check_boundaries(
         ends: The values of cu_seqlens.
         tokens: Length of the packed axis.
         longest: max_seqlen.
-        arguments: Names of cu_seqlens and max_seqlen, if they are not these with `_q` or `_k`.
+        arguments: The caller's names of cu_seqlens and max_seqlen. Defaults to these words followed
+            by `_` and name.
 
     Raises:
         BoundariesError: The first entry is not 0, an entry is off the axis or less than the

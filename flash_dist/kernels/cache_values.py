@@ -46,7 +46,7 @@ class Cache(NamedTuple):
 
         Raises:
             ValueError: A value is out of range, two sequences would write to the same place, or a
-                position has no angle; the message names it.
+                position has no angle. The message names the value.
         """
         seqlens = None if self.seqlens is None else self.seqlens.tolist()
         most = self.find_capacity() - seqlen_new

@@ -38,7 +38,8 @@ def differentiate(
     """Return dq, dk, dv and the gradient of the sinks for one call of a forward operator.
 
     Args:
-        backward: Its backward, a function of dout and dlse. Its dsinks has an entry per query.
+        backward: The backward of that call, as a function of dout and dlse. The dsinks that this
+            function returns has an entry per query.
         saved: The inputs and results of the forward.
         of_results: Autograd's gradients of out and lse, in any layout; None: nothing depends on it.
         sinks: The sinks of the call.

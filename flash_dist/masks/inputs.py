@@ -85,7 +85,7 @@ def parse_index(index: object, sizes: Sizes) -> tuple[slice, slice]:
     """Return the batch entries and heads that an index selects; an axis of 1 is kept.
 
     Raises:
-        TypeError: It is neither ints nor slices.
+        TypeError: The index is no int, slice or pair of these.
         IndexError: The index is out of range.
         ValueError: A slice goes backwards, or is empty.
     """

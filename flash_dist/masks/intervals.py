@@ -101,7 +101,7 @@ class IntervalMask(NamedTuple):
         Args:
             lo: [total_q], or [1, num_heads_q or 1, total_q], otherwise as in `of`.
             hi: Likewise.
-            cu_seqlens_q: [sequences + 1], int32 or int64: where the queries of each begin.
+            cu_seqlens_q: [sequences + 1], int32 or int64: where the queries of each sequence begin.
             cu_seqlens_k: [sequences + 1], likewise of keys. Defaults to those of the queries.
             total_k: Keys of the pack. Defaults to total_q if cu_seqlens_k is None.
             causal: Also clamp hi to the diagonal of each sequence, aligned to the bottom right.

@@ -49,7 +49,7 @@ class MaskPlan:
     arrays: dict[str, Tensor]  # existing arrays, by their names in the layout
     packed: Tensor  # [:] int32, all arrays
     layout: list[int]  # integers for the operators, see layout.py
-    numbers: Tensor  # the same as a tensor, [:] int64
+    numbers: Tensor  # `layout` as a tensor, [:] int64
 
     @property
     def key_slots(self) -> Tensor:

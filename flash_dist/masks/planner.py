@@ -54,7 +54,7 @@ def split_terms(terms: Sequence[Term], shape: Shape) -> tuple[Intervals, list[Te
 
 
 def _key_bounds(bounds: Tensor, shape: Shape) -> dict[str, Tensor]:
-    """Return the first and end key that any query sees, [batch, 2]; nothing if it is every key."""
+    """Return {"key_bounds": bounds}; an empty dict if the bounds contain every key."""
     all_keys = (bounds[:, 0] == 0) & (bounds[:, 1] == shape.seqlen_k)
     return {} if bool(all_keys.all()) else {"key_bounds": bounds}
 

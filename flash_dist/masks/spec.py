@@ -284,7 +284,7 @@ class BlockMask:
 
         Args:
             masks: One mask per sequence, or a single mask whose batch entries are the sequences.
-            cu_seqlens_q: [sequences + 1]: where the queries of each begin, as for the call.
+            cu_seqlens_q: [sequences + 1]: where the queries of each sequence begin, as in the call.
             cu_seqlens_k: [sequences + 1], likewise of keys. Defaults to those of the queries.
             total_q: Queries of the pack. Defaults to the last of cu_seqlens_q; later queries see no
                 key.

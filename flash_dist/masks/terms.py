@@ -1,8 +1,8 @@
 """Terms of masks. A term shows some keys to each query; a mask is the intersection of its terms.
 
 A term provides the calls that it fits, the interval of keys of each query (or None if they are no
-interval, and then the words of bits.py), and the visible pairs. The latter follow from the
-definition and share no code with the others.
+interval, and then the words of bits.py), and the visible pairs. The visible pairs follow from the
+definition and share no code with the rest.
 """
 
 from __future__ import annotations

@@ -65,10 +65,10 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
 ) -> Result:
     """Attention of new queries to a cache of keys and values, to which new ones may be appended.
 
-    Batch entry b attends to keys cache_leftpad[b] to cache_seqlens[b] of its part of the cache; k
-    and v are first written after these, and are attended to as well. It is not differentiable: with
-    grad mode on, a tensor that requires gradients raises. Autocast casts tensors that are read, but
-    not a cache that is written.
+    Batch entry b attends to keys cache_leftpad[b] to cache_seqlens[b] of its part of the cache. If
+    k and v are given, they are first written after these keys, and the queries attend to them, too.
+    The function is not differentiable: with grad mode on, a tensor that requires gradients raises.
+    Autocast casts tensors that are read, but not a cache that is written.
 
     A sequence has the same bits alone and in any batch, at any place, in pages or not, in a CUDA
     graph or not, and on any number of multiprocessors: keys are cut into blocks of 128, counted
@@ -78,8 +78,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
 
     The host never waits for the GPU, and cache_seqlens may change under a CUDA graph. The values of
     cache_seqlens, cache_batch_idx, cache_leftpad and block_table are checked on the CPU, before
-    anything is written, and on a GPU with `FLASH_DIST_CHECK=1`, which waits. Otherwise they are
-    limited to the size of the cache, so that nothing outside is read or written.
+    anything is written, and on a GPU with `FLASH_DIST_CHECK=1`, which waits. Without this check,
+    kernels clamp the values to the size of the cache, so that nothing outside is read or written.
 
     The arguments are those of flash-attention 2, in its order and with its defaults. num_splits
     changes nothing. Those of flash-attention 3 are accepted, by name, if they change nothing.
@@ -98,11 +98,11 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         rotary_cos: [positions, rotary_dim / 2], same dtype: key i is rotated by the angles of
             position cache_seqlens + i. So is query i if causal or window_size distinguish queries;
             otherwise every query is rotated by the angles of position cache_seqlens. rotary_dim is
-            a multiple of 16 up to head_dim. A position beyond the last raises if values are
-            checked, else uses the last.
+            a multiple of 16 up to head_dim. If values are checked, a position past the last row
+            raises. If not, it uses the last row.
         rotary_sin: Likewise.
-        cache_seqlens: [batch], int32 on q's device, or an int for all: keys before new ones.
-            Defaults to the capacity of the cache.
+        cache_seqlens: [batch], int32 on q's device, or an int for all: number of keys before the
+            new ones. Defaults to the capacity of the cache.
         cache_batch_idx: [batch], int32: the cache entry of each batch entry. If new keys are
             written, all must differ. Not with block_table.
         cache_leftpad: [batch], int32: number of keys to skip at the start. Not with block_table.
@@ -201,7 +201,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
 def _cast_call(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, *others: Tensor | None
 ) -> tuple[Any, ...]:
-    """Cast the tensors that are only read, as autocast does; a cache that is written stays.
+    """Cast the tensors that are only read, as autocast does, but not a cache that is written.
 
     Args:
         q: Queries.
@@ -229,7 +229,8 @@ def _cast_call(
 def make_supported(x: Tensor, *, is_supported: bool) -> Tensor:
     """Return queries, new keys or values with strides that kernels can read; copy them if needed.
 
-    The operator copies a tensor with an unaligned address: compiled graphs know no address yet.
+    This ignores the address, which a compiled graph does not know yet. The operator copies a tensor
+    whose address is not aligned.
 
     Args:
         x: A checked tensor.

@@ -61,8 +61,8 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
 
     Models with multi-head latent attention, such as DeepSeek-V3, decode like this once their
     weights are absorbed: all heads share one key of 512 + 64 columns for each token, and each key
-    is read once for both products. It is not differentiable: with grad mode on, a tensor that
-    requires gradients raises. Autocast casts queries and keys.
+    is read once for both products. The function is not differentiable: with grad mode on, a tensor
+    that requires gradients raises. Autocast casts queries and keys.
 
     Bits and memory are as with `flash_attn_with_kvcache`: a sequence has the same bits alone and in
     any batch, at any place, in pages or not, in a CUDA graph or not, and on any number of

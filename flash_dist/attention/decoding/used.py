@@ -1,6 +1,7 @@
 """Packed sequences with partly used keys, split into sequences that autograd supports.
 
-Unused keys become sequences without queries. Nothing is copied, and their gradients are 0.
+Unused keys become sequences without queries. No tensor is copied, and gradients of unused keys are
+0.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def find_last(cu_seqlens_k: Tensor, used: Tensor) -> Tensor:
 
 
 def split(packing: Packing, used: Tensor, k: Tensor) -> Packing:
-    """Split each sequence in two: one with the used keys, one with the others and no query.
+    """Split each sequence in two: its queries and used keys; its unused keys, without a query.
 
     Args:
         packing: The sequences; their boundaries are checked if values are checked.
@@ -50,7 +51,7 @@ def split(packing: Packing, used: Tensor, k: Tensor) -> Packing:
 
 
 def repeat(scores: Scores | None) -> Scores | None:
-    """Return the scores for twice as many sequences, each one repeated."""
+    """Return the scores for the result of `split`: slopes of a sequence are repeated."""
     slopes = None if scores is None else scores.alibi_slopes
     if scores is None or slopes is None or slopes.dim() == 1:
         return scores

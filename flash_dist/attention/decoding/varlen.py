@@ -117,7 +117,7 @@ def attend_to_cache(
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor, *, paged: bool, names: Names = NAMES) -> None:
-    """Check the dimensions of packed queries and their keys, before anything else.
+    """Check the numbers of dimensions of packed queries and their keys; other checks come later.
 
     Raises:
         TypeError: An argument is no tensor.

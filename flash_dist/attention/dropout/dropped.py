@@ -26,7 +26,7 @@ _AXES: Final = ("batch", "num_heads_q", "seqlen_q", "seqlen_k")
 
 
 def find_probs(q: Tensor, k: Tensor, lse: Tensor, problem: Problem) -> Tensor | None:
-    """Return S_dmask as `flash_attn_func` does; it computes all scores again, in plain torch."""
+    """Return S_dmask of `flash_attn_func`, computed in plain torch; None without dropout."""
     mask, softmax_scale, packing, scores, *_, dropout = problem
     if dropout is None:
         return None

@@ -30,7 +30,8 @@ def describe_failure(error: BaseException) -> str:
 def is_fatal(error: BaseException) -> bool:
     """Return whether the error leaves the GPU's context unusable.
 
-    torch appends its advice on device-side assertions to every CUDA error, so it proves nothing.
+    torch appends advice on device-side assertions to every CUDA error, so that advice proves
+    nothing.
     """
     said = [line for line in str(error).splitlines() if "TORCH_USE_CUDA_DSA" not in line]
     return any(phrase in line for line in said for phrase in _FATAL)

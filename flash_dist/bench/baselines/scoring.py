@@ -25,9 +25,9 @@ _STEEPEST: Final = 8.0  # -log2 of the last head's slope, as in the ALiBi paper
 
 @dataclass(frozen=True)
 class Scoring:
-    """A FlexAttention function of (score, batch entry, head, query, key); and sinks.
+    """A score modification: FlexAttention's function of (score, b, h, q_idx, kv_idx), or sinks.
 
-    Sinks are an additional score per row without a value, [num_heads_q], float32.
+    sinks, [num_heads_q] in float32, are one more score for each row, without a value.
     """
 
     score_mod: ScoreMod | None = None

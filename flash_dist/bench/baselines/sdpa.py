@@ -40,7 +40,7 @@ def make_sdpa(name: str, problem: Problem) -> Attend:
     elif problem.visible is not None:
         arguments["attn_mask"] = problem.visible
     group = shape.num_heads_q // shape.num_heads_kv
-    expanded = group > 1 and backend is SDPBackend.EFFICIENT_ATTENTION  # it has no grouped heads
+    expanded = group > 1 and backend is SDPBackend.EFFICIENT_ATTENTION  # no grouped heads
     if group > 1 and not expanded:
         arguments["enable_gqa"] = True
 
@@ -76,7 +76,7 @@ def _try_out(attend: Attend, problem: Problem) -> None:
 
 
 def _explain(said: list[str], error: str) -> str:
-    """Extract the reason from the warnings: it follows `not used because` of the backend."""
+    """Extract the reason: the warning after the one that ends with `not used because`."""
     for place, text in enumerate(said):
         if "not used because" in text and place + 1 < len(said):
             following = said[place + 1]

@@ -127,7 +127,7 @@ CAUSAL: Final = Mask("causal")
 
 @dataclass(frozen=True)
 class Shape:
-    """One problem. If it has documents, which are lengths, its tokens are packed.
+    """One problem. `documents` are the lengths of packed documents; empty: not packed.
 
     A cached problem has k and v in a cache, and only a forward; v may be part of k. layers is the
     number of layers that follow each other. scores is a score modification, one of SCORES or

@@ -27,7 +27,8 @@ def make_attend(name: str, problem: Problem) -> Attend:
     """Return a baseline's attention on [batch, seqlen, heads, head_dim], already compiled.
 
     Raises:
-        CannotRun: The baseline does not support the problem. Any other error is its failure.
+        CannotRun: The baseline does not support the problem. Any other error means that the
+            baseline has failed.
     """
     with determinism_of(name):
         if name in OWN:

@@ -102,7 +102,7 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
         tell: Called with each baseline before it runs.
 
     Raises:
-        RunFailed: One of them raised.
+        RunFailed: A run raised.
     """
     probes = {name: probe(name, run, clock, cold=cold) for name, run in runs.items()}
     loops: dict[str, list[Loop]] = {name: [] for name in runs}

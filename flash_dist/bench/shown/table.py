@@ -98,7 +98,7 @@ def make_pass_tables(
 
 
 def lay_out(columns: Sequence[Column], width: int) -> list[Table]:
-    """Return a table, or several that repeat the first column if one would be too wide."""
+    """Return one table. If it would be too wide, return several that repeat the first column."""
     first, *others = columns
     pages = [[first]]
     for column in others:

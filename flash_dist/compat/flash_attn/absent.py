@@ -30,7 +30,10 @@ _REASONS: Final = {
 
 
 def refuse(module: str, name: str, served: Iterable[str]) -> AttributeError | ImportError:
-    """Return the error for a module's `__getattr__`: an import drops the text of AttributeError."""
+    """Return the error for a module's `__getattr__`: AttributeError, or ImportError for an import.
+
+    `from ... import` would drop the text of an AttributeError.
+    """
     reason = _REASONS.get(name) or f"there are {', '.join(sorted(served))}"
     message = f"`{module}` has no `{name}`: {reason}"
     if _is_imported():

@@ -56,8 +56,8 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
     Raises:
         TypeError: An argument is no tensor, or indices are no integers, or first_axis_dim is no
             integer.
-        ValueError: The number of indices is not that of rows of values, or on the CPU an index is
-            out of range, or the result would have more than 2**31 - 1 rows.
+        ValueError: indices and values differ in length, an index is out of range (checked on the
+            CPU only), or the result would have more than 2**31 - 1 rows.
     """
     _require_rows("values", values)
     _check_indices(indices)

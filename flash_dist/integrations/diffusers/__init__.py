@@ -22,7 +22,7 @@ def register() -> str:
 
     Pass the name, `fdist`, to `set_attention_backend` of a model, or to
     `diffusers.attention_backend` for a `with` block. diffusers keeps names in an enum, to which
-    this adds a member. Calling it again changes nothing.
+    this adds a member. A second call changes nothing.
 
     Raises:
         FlashDistError: diffusers is not installed, or is too old.

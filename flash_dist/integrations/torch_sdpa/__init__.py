@@ -123,11 +123,11 @@ def deactivate() -> None:
 def status() -> Status:
     """Describe the backends of torch's attention here, with torch's current settings.
 
-    If CUDA is initialised or there is a GPU, it asks torch's selector for each GPU, with 16-bit
+    If CUDA is initialised or there is a GPU, this asks torch's selector for each GPU, with 16-bit
     tensors that need gradients. On compute capability 9.0 and 10.0 the selector prefers cuDNN,
     unless `torch.use_deterministic_algorithms(True)`, `sdpa_kernel` or
-    TORCH_CUDNN_SDPA_DEPRIORITIZED=1 change that. It asks `varlen_attn` with sequences of 4096
-    tokens, without a window.
+    TORCH_CUDNN_SDPA_DEPRIORITIZED=1 change that. This also asks `varlen_attn` with sequences of
+    4096 tokens, without a window.
 
     Raises:
         FlashDistError: torch is not installed or is too old.

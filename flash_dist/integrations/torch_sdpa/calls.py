@@ -141,7 +141,7 @@ def infer(
             check_boundaries("query", ends.tolist(), tokens, packed[1], ("cu_seq_q", "max_q"))
         how = options.choose_scale(query.shape[-1]), None
         return attend_to_cache(tensors, packed, keys, options.band, how)
-    except BoundariesError:  # torch's kernel would return something
+    except BoundariesError:  # torch's kernel would not raise
         raise
     except (TypeError, ValueError) as error:
         tell(str(error))

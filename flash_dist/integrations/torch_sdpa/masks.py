@@ -67,7 +67,7 @@ def _drop_copies(visible: Tensor, axis: int) -> Tensor:
 
 
 def _read_keys(visible: Tensor, shape: Shape) -> BlockMask | Band:
-    """Return the mask if all queries see the same keys, [batch or 1, heads or 1, seqlen_k]."""
+    """Return the mask for booleans [batch or 1, heads or 1, seqlen_k] that hold for every query."""
     if bool(visible.all()):
         return Band()
     numbers = torch.arange(1, visible.shape[-1] + 1, device="cpu")

@@ -25,7 +25,7 @@ class Padding(NamedTuple):
 
     @classmethod
     def of(cls, exists: Tensor) -> Padding:
-        """Return the padding, with the first and last existing key of each row."""
+        """Return the padding, with the first existing key and the end of the keys of each row."""
         keys = torch.arange(exists.shape[1], device=exists.device)
         end = torch.where(exists, keys + 1, 0).amax(1)
         first = torch.where(exists, keys, exists.shape[1]).amin(1)
@@ -37,7 +37,7 @@ class Padding(NamedTuple):
 
 
 def read_padding(tokens: Tensor | None, keys: int) -> Padding | None:
-    """Return which keys exist; None if all keys with a token do. Waits for the GPU."""
+    """Return which keys exist; None if `tokens` contains no padding. Waits for the GPU."""
     if tokens is None:
         return None
     exists = tokens.to("cpu", torch.bool)
@@ -63,7 +63,7 @@ def see_once(
     keys: int,
     device: torch.device | str,
 ) -> Tensor | None:
-    """Return the keys visible to a single query, [batch or 1, 1, 2, 1]; None if all are."""
+    """Return one query's first key and end, [batch or 1, 1, 2, 1]; None if it sees all keys."""
     everything = torch.tensor([[0, keys]], device="cpu")
     bounds = everything
     if padding is not None:
@@ -88,7 +88,7 @@ def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: in
     used = keys if exist is None else exist
     if padding is not None and bool(padding.exists[:, :used].all()):
         padding = None
-    # NOTE: under a full mask, queries and keys may be different tokens, as in a decoder.
+    # NOTE: under a full mask, queries and keys may be different tokens, as in cross-attention.
     if padding is not None and used == queries and offset == 0 and not band.is_full:
         segments = Segments(find_changes(padding.exists[:, :used]))
         return LayerMask(band, segments, keys=exist, sizes=(queries, keys))

@@ -59,10 +59,10 @@ class LayerMask:
 
     band: Band = EVERYTHING
     segments: Segments | None = None
-    packed: bool = False  # segments are documents; otherwise tokens and padding
+    packed: bool = False  # segments are documents; if not, tokens and padding
     keys: int | None = None  # number of filled slots; later slots of a static cache are empty
     mask: BlockMask | None = None  # replaces band and segments
-    graph: tuple[Tensor, Tensor] | None = None  # replaces them, too, as intervals: see traced.py
+    graph: tuple[Tensor, Tensor] | None = None  # replaces both, too: intervals, see traced.py
     sizes: tuple[int, int] | None = None  # queries and keys that transformers made the mask for
     # Masks made for documents of position_ids (None: without), shared by all layers.
     planned: list[tuple[Tensor | None, IntervalMask]] = field(default_factory=list)
@@ -96,7 +96,7 @@ def _describe(use: str) -> str:
 
 
 def find_documents(positions: Tensor) -> Segments | None:
-    """Return the documents of position_ids [batch, seqlen] on the host; None if each row is one."""
+    """Return the documents of position_ids [batch, seqlen], on the host; None if none restarts."""
     starts = find_restarts(positions)
     return Segments(starts) if bool(starts[:, 1:].any()) else None
 

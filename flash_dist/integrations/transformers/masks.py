@@ -4,7 +4,7 @@ For a single query the mask is None if all keys are visible. Otherwise it is an 
 1, 2, 1] with the first visible key and the end: `generate` compiles such forwards, and a mask is an
 argument of them. For more queries it is a `LayerMask`, never None. Some models request a mask but
 have their own attention, which would show later keys if the mask were None. Such a model fails with
-a LayerMask, and with the two rows for a single query. Booleans would silently be added to the
+a LayerMask, and with the int32 tensor for a single query. It would silently add booleans to the
 scores. Modules of encoders may claim to be causal, as in phi4_multimodal.
 
 Padding is read here, once per forward, which waits for the GPU. The position in a static cache for
@@ -48,8 +48,8 @@ def make_mask(
         batch_size: Sequences.
         kv_length: Keys, empty slots of a static cache included.
         kv_offset: Position of the first key.
-        mask_function: Whether a query sees a key, as a function of positions.
-        attention_mask: Booleans [batch, positions], which tokens exist; or a mask made before.
+        mask_function: Function of positions that returns whether a query sees a key.
+        attention_mask: Booleans [batch, positions], True for tokens that exist; or a finished mask.
         others: Contains q_length, q_offset (a tensor with a static cache) and device; older
             transformers pass cache_position instead of all three.
 

@@ -1,7 +1,7 @@
 """Facts that all layers share, read when the first layer asks.
 
-They are cached by the identity and version of a tensor, and dropped with it. Reading waits for the
-GPU. A tensor made under `torch.inference_mode` has no version, so every layer reads it.
+A fact is cached by the identity and version of a tensor, and dropped with the tensor. Reading waits
+for the GPU. A tensor made under `torch.inference_mode` has no version, so every layer reads it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find_packed(positions: Tensor, batch: int) -> Segments | None:
 
 
 def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tensor:
-    """Return the length of the longest sequence; reads it from the GPU unless it is an int."""
+    """Return the length of the longest sequence; a length on the GPU is read, which waits."""
     if given is not None and not isinstance(given, torch.Tensor):
         return given  # e.g. numpy: the varlen function checks it
     if is_symbolic(cu_seqlens):  # the varlen function reads it
@@ -63,7 +63,7 @@ def cut_added(
     """Return added numbers without those past the last key, all of which must hide their keys.
 
     Raises:
-        ValueError: A number past the last key does not hide it, or must not be read.
+        ValueError: A number past the last key does not hide its key, or must not be read.
     """
     behind = numbers[..., shape[-1] :]
     if behind.shape[-1] == 0:

@@ -1,8 +1,8 @@
 """Read a mask function of transformers instead of evaluating it for every pair.
 
 transformers builds a mask from small functions of (batch, head, query, key) and combines them with
-`and_masks`. We recognise them by their names and the variables in their closures, unchanged since
-4.57. Other functions are evaluated by transformers' own code.
+`and_masks`. We recognise these functions by their names and the variables in their closures, which
+are the same since transformers 4.57. Other functions are evaluated by transformers' own code.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _UNSUPPORTED: Final = {  # by name: what a module asks for, what is missing, a h
 
 
 def refuse_match(what: str) -> None:
-    """Raise ValueError if match_kvcache is chosen for a call with other bits than a cache."""
+    """Raise ValueError if match_kvcache is chosen for a call that cannot have a cache's bits."""
     if find_match_kvcache():
         message = f"match_kvcache must be False for {what}, got True"
         raise ValueError(message)

@@ -68,12 +68,12 @@ class Scores(NamedTuple):
 
 
 def is_interval(mask: Tensor) -> bool:
-    """Return whether a mask holds the first key and the end, [batch, 1, 2, 1]."""
+    """Return whether a mask is an int32 [batch, 1, 2, 1]: the first visible key and the end."""
     return mask.dtype == torch.int32 and mask.shape[1:] == (1, 2, 1)
 
 
 def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Return whether flash_attn_with_kvcache supports a call: one query, no gradients, its dtypes.
+    """Return whether flash_attn_with_kvcache supports a call (one query, dtype, no gradients).
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim].

@@ -1,11 +1,12 @@
 """The mask function in a graph of torch.compile: key intervals, as tensors of the graph.
 
-Nothing is read on the host. Which tokens exist and where documents begin are converted on the
-device to each query's first key and end, from which IntervalMask makes a plan there.
+Nothing is read on the host. The device computes each query's first key and end from two inputs: the
+tokens that exist, and the positions where documents begin. IntervalMask makes a plan from these
+bounds, also on the device.
 
 The mask function is neither recognised nor evaluated for every pair. A few pairs per query tell
-where sequences begin, and some other pairs must agree with a band within the sequences. The graph
-checks this when it runs, and that padding has no gaps. If a check fails, torch stops at an
+where sequences begin, and some other pairs must agree with a band within the sequences. When the
+graph runs, it checks this, and also that padding has no gaps. If a check fails, torch stops at an
 assertion, after which the process cannot use a GPU any more.
 """
 
@@ -95,7 +96,7 @@ def plan_traced(
 
 
 def _follow(band: Band, rows: Tensor, keys: int) -> Pair:
-    """Return the keys that queries, given by their index among the keys, see in a band."""
+    """Return the first key and end of queries in a band; rows are their indices among the keys."""
     lo = rows - band.left if band.left >= 0 else torch.zeros_like(rows)
     hi = rows + band.right + 1 if band.right >= 0 else torch.zeros_like(rows) + keys
     return lo, hi
@@ -134,7 +135,7 @@ def _find_band(
 
 
 def _is_chunked(size: int | None, config: object) -> bool:
-    """Return whether a size is a chunk size, which cu_seq_lens do not include."""
+    """Return whether a size is the model's chunk size. cu_seq_lens do not include such chunks."""
     return size is not None and size == getattr(config, "attention_chunk_size", None)
 
 

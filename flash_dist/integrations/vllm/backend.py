@@ -68,12 +68,12 @@ class FlashDistBackend(AttentionBackend):
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """Return whether attention is that of a decoder, or an encoder's self-attention."""
+        """Return whether a type is supported: attention of decoders, self-attention of encoders."""
         return attn_type in (AttentionType.DECODER, *_ENCODERS)
 
     @classmethod
     def supports_sink(cls) -> bool:
-        """Return True: a sink per head."""
+        """Return True: each head may have a sink."""
         return True
 
     @classmethod

@@ -40,7 +40,7 @@ def find_scale(p: float) -> float:
 def require_dropping(
     p: float, *, softcap: float, ieee: bool, match_kvcache: bool, max_logit: bool
 ) -> None:
-    """Raise ValueError for choices of a call whose kernels drop nothing."""
+    """Raise ValueError if the options of a call need kernels that have no dropout."""
     if softcap != 0.0:
         message = f"softcap must be 0 with dropout_p={p}, got {softcap}"
         raise ValueError(message)

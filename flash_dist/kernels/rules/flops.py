@@ -89,7 +89,8 @@ def _is_real(x: Tensor) -> bool:
 def register() -> None:
     """Register the formulas as soon as torch's counter is imported.
 
-    It is not imported here, because it imports triton, which takes long and enables the GIL.
+    The counter is not imported here, because it imports triton, which takes long and enables the
+    GIL.
     """
     when_imported("torch.utils.flop_counter", _register)
 

@@ -1,7 +1,7 @@
 """The operators on DTensors: each rank computes its own batch entries or heads.
 
-The rule is registered with `register_torch_dispatch` instead of DTensor's `register_sharding`. It
-sees all mesh dimensions at once, which groups of heads need, and avoids a cache of torch that
+The rule is registered with `register_torch_dispatch` instead of DTensor's `register_sharding`. This
+rule sees all mesh dimensions at once, which groups of heads need, and avoids a cache of torch that
 confuses optional tensors. Any mesh dimensions may shard `batch` or `heads`; along other mesh
 dimensions all ranks compute the same. No rank needs another's result, so nothing is sent unless an
 input must be redistributed.
@@ -52,7 +52,7 @@ _PLURAL: Final = {_BATCH: "batch entries", _HEADS: "heads"}
 
 
 class Axes(NamedTuple):
-    """The dimensions of a tensor that may be sharded; None: it has no such dimension."""
+    """The dimensions of a tensor that may be sharded; None: the tensor has no such dimension."""
 
     batch: int | None
     heads: int | None
@@ -83,9 +83,9 @@ class Sharding(NamedTuple):
         """Return the sharding of q, k and v: all of them get the sharding that one of them has.
 
         Raises:
-            TypeError: One of them is no DTensor.
-            ValueError: One is on another mesh or is sharded along an unsupported dimension, they
-                are sharded differently, or the heads of k and v cannot be divided.
+            TypeError: One of the three is no DTensor.
+            ValueError: A tensor is on another mesh or is sharded along an unsupported dimension,
+                the tensors are sharded differently, or the heads of k and v cannot be divided.
         """
         q, k = given["q"], given["k"]
         packed = given.get("cu_seqlens_q") is not None
