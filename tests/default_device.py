@@ -46,13 +46,13 @@ class _TestsOnCpu(TorchFunctionMode):
 def _is_called_by_a_test() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(TORCH):
-        frame = frame.f_back  # skip torch's frames: it acts for another caller
+        frame = frame.f_back  # skip torch's frames, up to the caller of torch
     return frame is not None and frame.f_code.co_filename.startswith(TESTS)
 
 
 @contextmanager
 def default_device(name: str) -> Iterator[None]:
-    """Set the default device in a scope as users do: `set_default_device`, `meta` as a context."""
+    """Set the default device in a scope: `meta` by a context, others by `set_default_device`."""
     if name == "meta":
         with torch.device("meta"), _TestsOnCpu():
             yield

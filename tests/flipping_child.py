@@ -1,7 +1,7 @@
 """Child process of a selftest in which rank 1 computes one wrong bit, which a fleet must find.
 
-The bit is wrong in every process, or only in the first: then TEST_FLIPPED names a file that the
-first one creates.
+The bit is wrong in every process. If TEST_FLIPPED names a file, the bit is wrong only in the first
+process, which creates the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ hash_tensors = comparison.digest
 
 
 def digest(tensors: Tensors) -> dict[str, str]:
-    """Flip a bit of dk before it is hashed."""
+    """Return the digests of tensors; for the wrong call, flip a bit of dk first."""
     global calls  # noqa: PLW0603 - a process of its own
     if os.environ["RANK"] == WRONG_RANK and calls == WRONG_CALL and is_wrong_time():
         wrong = tensors["dk"].clone()

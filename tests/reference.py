@@ -1,6 +1,6 @@
 """References for the kernels: float64, and the error of torch's own MATH backend.
 
-It uses nothing of the package, so that one mistake cannot be in both.
+This module uses nothing of the package, so that one mistake cannot be in both.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def bound_single(problem: Problem) -> dict[str, float]:
 def size_terms(problem: Problem) -> Tensor:
     """Return for each row the largest score of its products with absolute values.
 
-    The error of a sum in float32 is a fraction of that, also if the terms cancel.
+    The error of a sum in float32 is a fraction of this score, also if the terms cancel.
     """
     heads = problem.q[0, 0, ..., 0].numel()
     q, k = (
@@ -210,7 +210,7 @@ def bound_delta(problem: Problem) -> dict[str, Tensor]:
     cancel and the true gradient vanishes. What remains is rounding: that of the stored out to 16
     bits, independent for each element, and that of the two sums in float32. A formula that keeps
     the weights gives 0 there. dS is rounded for the products with k and q, in torch as well; with
-    few remaining terms, either may be nearer by chance.
+    few remaining terms, either result may be nearer to float64 by chance.
     """
     heads = problem.q[0, 0, ..., 0].numel()
     q, k, v, dout = (

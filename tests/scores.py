@@ -186,7 +186,8 @@ def of_rounded_out(name: str, out: Tensor, scored: Scored) -> float:
     """Return the allowed error from computing delta with the rounded `out`.
 
     The formula uses out with all its bits. The sinks' gradient is a multiple of delta; with one key
-    beside a sink dq and dk are, too: dP - delta is then a difference of two close numbers.
+    beside a sink, dq and dk are multiples of delta, too: dP - delta is then a difference of two
+    close numbers.
     """
     problem = scored.problem
     rounding = torch.finfo(problem.q.dtype).eps * float(
@@ -207,8 +208,8 @@ def of_rounded_out(name: str, out: Tensor, scored: Scored) -> float:
 def of_delta(out: Tensor, scored: Scored) -> dict[str, float]:
     """Return the allowed errors of dq and dk from computing delta with the rounded `out`.
 
-    They matter if dP and delta cancel: with few visible keys, or large kept weights of dropout; see
-    `tests.reference.bound_delta`.
+    These errors matter if dP and delta cancel: with few visible keys, or large kept weights of
+    dropout; see `tests.reference.bound_delta`.
     """
     problem = scored.problem
     k, p = problem.k.double(), _weigh_exactly(scored)
@@ -224,7 +225,7 @@ def of_delta(out: Tensor, scored: Scored) -> dict[str, float]:
 def size_terms(scored: Scored) -> dict[str, float]:
     """Return the largest sums of dq, dk and dbias if all terms were positive.
 
-    An error in float32 is a fraction of that, also if dP and delta cancel; see
+    An error in float32 is a fraction of such a sum, also if dP and delta cancel; see
     `tests.reference.bound_single`.
     """
     problem, p = scored.problem, _weigh_exactly(scored)
@@ -259,7 +260,7 @@ def _sum_groups(x: Tensor, like: Tensor) -> Tensor:
 def find_faults(actual: Mapping[str, Tensor], scored: Scored) -> list[str]:
     """Name the results whose float64 error exceeds twice the formula's own in the dtype.
 
-    In float32 it adds `tests.reference.bound_single` of a score.
+    In float32 the allowed error also contains `tests.reference.bound_single` of a score.
     """
     exact, half = compute(scored, torch.float64), compute(scored, scored.problem.q.dtype)
     single = scored.problem.q.dtype == torch.float32

@@ -3,20 +3,21 @@
     python -m tests.fuzz.attention [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4] [--only-new]
     python -m tests.fuzz.attention --bits-only --longest 5000 --jobs 4 [--bits FILE]
 
-It needs an installed flash_dist; `--device cpu` tests the program itself. A case has a random
-dtype, shape, head_dim, memory layout, mask (or packed documents), workspace budget and magnitude
-(or softcap, ALiBi and sinks, at magnitude 1), and a default device of torch other than that of its
-tensors. Half of the cases, or all with `--only-new`, also have a bias, dropout, return_max_logit,
-or in 16 bits a head_dim above 256. The same seed gives the same cases. The allowed error is that
-of tests.reference (tests.scores if scores are modified): twice the error of the same formula in
-torch with the same inputs. Exit status 1 after a finding; every finding names its case, and
-`--only NUMBER` runs that one alone.
+The program needs an installed flash_dist; `--device cpu` tests the program itself. A case has a
+random dtype, shape, head_dim, memory layout, mask (or packed documents), workspace budget and
+magnitude (or softcap, ALiBi and sinks, at magnitude 1), and a default device of torch other than
+that of its tensors. Half of the cases, or all with `--only-new`, also have a bias, dropout,
+return_max_logit, or in 16 bits a head_dim above 256. The same seed gives the same cases. The
+allowed error is that of tests.reference (tests.scores if scores are modified): twice the error of
+the same formula in torch with the same inputs. Exit status 1 after a finding; every finding names
+its case, and `--only NUMBER` runs that one alone.
 
-A case that has not ended after `--patience` seconds hangs: its process names it, prints the stacks
-of its threads and ends, and so does the program. `--bits-only` skips float64, so that cases can be
-long and many: with other work on the GPU, it tests kernels whose blocks wait for each other.
-`--bits` writes a digest of each case's results to a new file, or compares the results with an
-existing file. The second run may use kernels that were built with delays (docs/debugging.md).
+A case that has not ended after `--patience` seconds hangs. Its process then names the case and
+prints the stacks of its threads. The process ends, and the program ends, too. `--bits-only` skips
+float64, so that cases can be long and many. Together with other work on the GPU, this option tests
+kernels whose blocks wait for each other. `--bits` writes a digest of each case's results to a new
+file, or compares the results with an existing file. The second run may use kernels that were built
+with delays (docs/debugging.md).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ _NEW: Final = (  # newer features, in all combinations that calls support
     *("bias", "dropout", "max_logit", "wide", "bias dropout", "bias max_logit", "bias wide"),
     *("max_logit wide", "bias max_logit wide"),
 )
-_FRACTIONS: Final = (1, 6554, 16384, 32768, 58982)  # of 65536 weights, that are dropped
+_FRACTIONS: Final = (1, 6554, 16384, 32768, 58982)  # dropped weights of 65536
 _WIDE: Final = (257, 512)  # head_dim
 
 

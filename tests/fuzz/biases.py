@@ -23,7 +23,7 @@ LOWEST: Final = "lowest"  # of the dtype
 class Bias:
     """A random bias of a call."""
 
-    full: tuple[bool, bool, bool, bool]  # on which axes it is not broadcast
+    full: tuple[bool, bool, bool, bool]  # per axis: True if it is not broadcast
     dtype: str
     memory: str  # name in MEMORIES
     size: float  # standard deviation
@@ -92,7 +92,7 @@ def _heads_last(x: Tensor) -> Tensor:
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """Return the first of each batch entry and head for all of them, with strides of 0."""
+    """Return x with its first batch entry and head expanded to all, with strides of 0."""
     return x[:1, :1].expand(x.shape)
 
 

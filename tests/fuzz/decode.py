@@ -159,7 +159,7 @@ def check_case(case: Case, *, device: str) -> Checked:
 
 
 def ways_of(case: Case, tensors: Tensors) -> Iterator[Way]:
-    """Yield the calls that must reproduce the results of the whole call, or some of them."""
+    """Yield the calls that must reproduce all or some results of the whole call."""
     problem, chance = case.problem, random.Random(case.number)  # noqa: S311 - no secret
     everyone, queries = list(range(problem.batch)), problem.seqlen_q
     yield Way("again", tensors, everyone, queries)
@@ -236,7 +236,7 @@ def cut_up(tensors: Tensors, page: int, seed: int) -> Tensors:
 
 
 def attend(problem: Problem, tensors: Tensors) -> Results:
-    """Call with a copy of the cache, in memory full of NaN."""
+    """Return the results of a call on a copy of the cache; free memory is full of NaN."""
     k_cache, v_cache = tensors.k_cache.clone(), tensors.v_cache.clone()
     poison_memory(tensors.q.device)
     own = tensors._replace(k_cache=k_cache, v_cache=v_cache)

@@ -206,7 +206,7 @@ def _read_cache(scored: Scored) -> dict[str, Tensor]:
 def find_faults(
     got: Mapping[str, Tensor], exact: Mapping[str, Tensor], scored: Scored
 ) -> list[str]:
-    """Name the results outside of the module's bounds, or wrongly finite."""
+    """Name the results that exceed the module's bounds, or that are finite but must not be."""
     bounds = _bounds(scored, exact["lse"])
     found = []
     for name, x in got.items():

@@ -5,8 +5,8 @@
 Each case is a small valid file of some kind with bytes flipped, cut out, repeated or enlarged,
 renamed sections, images of other kinds and targets, or many false beginnings of GPU code; or a
 bomb: packed zeros, thousands of members, nested archives. The same seed gives the same cases. Exit
-status 1 at the first that raises anything else, takes longer than 2 s of CPU time or more than 1
-GB.
+status 1 at the first case that raises any other error, takes longer than 2 s of CPU time or more
+than 1 GB.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def make_registered(images: bytes, name: str = ".data") -> bytes:
 
 
 def make_renamed(images: bytes) -> bytes:
-    """Return a library whose containers and structs are in renamed sections, and in none."""
+    """Return a library whose containers and structs are in renamed sections, and in no section."""
     segment = struct.pack("<IIQQQQQQ", 1, 6, 0, 0, 0, 1 << 20, 1 << 20, 4096)
     place = 64 + len(segment)
     structs = b"".join(struct.pack("<IIQQ", WRAPPER, n, place + n - 1, 0) for n in (1, 2, 3))

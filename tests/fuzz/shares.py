@@ -159,7 +159,7 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
 def _compare_digests(path: Path, digests: dict[str, str]) -> list[str]:
     """Write digests to a new file, or name the cases that differ from an existing file.
 
-    Cases in only one of the two are skipped: the time may have ended before them.
+    A case without a digest in both is skipped: the time of one run may have ended before that case.
     """
     if not path.exists():
         path.write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")

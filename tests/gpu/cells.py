@@ -1,6 +1,7 @@
 """Long sequences whose keys and queries an H200 splits, short enough for compute-sanitizer.
 
-The planner's own tests check that they are split. A kernel that makes all gradients splits nothing.
+The planner's own tests check that these sequences are split. A kernel that computes all gradients
+splits nothing.
 """
 
 from __future__ import annotations

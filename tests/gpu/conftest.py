@@ -1,10 +1,10 @@
-"""GPU tests run from an installed wheel; without a GPU each skips with the reason.
+"""GPU tests run from an installed wheel; without a GPU each test is skipped with the reason.
 
 FLASH_DIST_TEST_PTX=80 requires that the driver compiled every launched kernel from PTX of
-compute_80; FLASH_DIST_TEST_PTX=sass requires that it compiled none. Under FLASH_DIST_SMEM_LIMIT
-every kernel must be that of the largest plan that fits. FLASH_DIST_TEST_DEVICE=cpu runs the
-device-independent tests on the reference, to test the tests themselves. --share 2/5 runs every
-fifth test from the second on, to save time.
+compute_80; FLASH_DIST_TEST_PTX=sass requires that the driver compiled none. Under
+FLASH_DIST_SMEM_LIMIT every kernel must be that of the largest plan that fits.
+FLASH_DIST_TEST_DEVICE=cpu runs the device-independent tests on the reference, to test the tests
+themselves. --share 2/5 runs every fifth test from the second on, to save time.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def fp16() -> torch.dtype:
 
 @pytest.fixture(autouse=True)
 def loaded_variants() -> Iterator[None]:
-    """Record the variant of each launch; compare it with its name and the run's requirements."""
+    """Record each launched variant; compare it with its name and with the run's requirements."""
     yield
     if DEVICE == "cpu":
         return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-if __name__ == "__main__":  # the program is found by its path
+if __name__ == "__main__":  # run by path: the root is not on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from flash_dist import BlockMask, flash_attn_func, flash_attn_varlen_func

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def attend(problem: Problem, *, poison: bool = True, **options: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
-    """Return out, lse, dq, dk, dv and other requested results. Fill free memory with NaN before."""
+    """Return out, lse, dq, dk, dv and other requested results; free memory is first set to NaN."""
     return _attend(problem, {}, {**problem.options, **options}, poison=poison)
 
 

@@ -109,8 +109,9 @@ def precision_of(dtype: str) -> str:
 def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
     """Run forward and backward of every compiled size, with and without workspace, and packed.
 
-    It includes sequences of one tile, some whose queries blocks share, enough for large tiles to
-    fill the GPU, and a softcap that kernels for Hopper leave to others.
+    Some calls have sequences of one tile; in others, several blocks share the queries of a
+    sequence. Some calls have enough sequences to fill the GPU with large tiles. One softcap,
+    LARGE_CAP, is too large for the Hopper kernels, so that general kernels run.
     """
     for dtype, head_dim, head_dim_v in sizes_of_part:
         sizes: dict[str, Any] = {
@@ -205,7 +206,7 @@ def run_caches(ran: Ran) -> None:
     """Run attention to a cache at each compiled size: appended keys, rotary angles, pages.
 
     It also runs short caches, more rows of a tile, many queries, a small head_dim, and latent keys
-    with few and with many heads, queries and keys. Other kernels serve these on Hopper.
+    with few and with many heads, queries and keys. On Hopper, other kernels run in these calls.
     """
     os.environ["FLASH_DIST_WORKSPACE_MB"] = str(BUDGETS[1])
     caches = {(one["dtype"], one["head_dim"]) for one in of_role("decode")}
@@ -274,7 +275,7 @@ def run_boundaries(ran: Ran, sizes: Sequence[Size]) -> None:
 
 
 def copy_to_gpu(problem: Problem) -> Problem:
-    """Copy the inputs; no kernel of torch's writes them."""
+    """Copy the inputs to the GPU; no torch kernel writes them."""
     q, k, v, dout = (x.cuda() for x in (problem.q, problem.k, problem.v, problem.dout))
     return replace(problem, q=q, k=k, v=v, dout=dout, visible=None)
 

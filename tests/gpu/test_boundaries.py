@@ -1,4 +1,4 @@
-"""cu_seqlens that leave out rows or are invalid: those rows get zeros, other tensors stay.
+"""cu_seqlens that leave out rows or are invalid: rows get zeros, other tensors do not change.
 
 compute-sanitizer sees separate tensors if torch does not cache memory:
 

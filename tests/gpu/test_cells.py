@@ -1,4 +1,4 @@
-"""Long sequences split into query x key chunks: unsplit bits, within the budget."""
+"""Long sequences split into query x key chunks: bits as without a split, memory in the budget."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_cells_of_strided_tensors_have_the_same_bits(half: torch.dtype) -> None:
 
 @pytest.mark.parametrize("head_dim", [128, 256])
 def test_cells_of_any_size_have_the_same_bits(head_dim: int, half: torch.dtype) -> None:
-    """With one kv head dQ does not fit, so that no kernel makes all gradients."""
+    """With one kv head dQ does not fit in the budget, so that no kernel computes all gradients."""
     problem = random_problem(
         seqlen_q=16384, num_heads=16, num_heads_kv=1, head_dim=head_dim, dtype=half
     )

@@ -153,7 +153,9 @@ def test_chunks_of_a_prefill_have_the_bits_of_the_prefill(head_dim: int, half: t
 def test_a_prefill_of_many_tiles_has_the_bits_of_its_chunks(
     window: tuple[int, int], half: torch.dtype
 ) -> None:
-    """With many tiles, each computes its visible keys; in a chunk, all keys that any tile sees.
+    """With many tiles, each tile computes only its own visible keys.
+
+    In a chunk, each tile computes all keys that any tile of the chunk sees.
 
     On Hopper this happens only without workspace. With workspace, the forward kernel computes
     prefill and chunks.

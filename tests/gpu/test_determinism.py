@@ -78,7 +78,7 @@ CASES = {
 def count_differing(
     call: Callable[[], dict[str, torch.Tensor]], *, runs: int = RUNS
 ) -> dict[str, int]:
-    """Return the number of elements of each tensor that differ from the first run in any other."""
+    """Count, by tensor, the elements whose bits differ from the first run, over all later runs."""
     first = call()
     differing = {name: torch.zeros((), dtype=torch.int64, device="cuda") for name in first}
     for _ in range(runs - 1):

@@ -1,4 +1,4 @@
-"""Dropout: the weights that kernels drop, values given these against float64, bits, graphs."""
+"""Dropout: dropped weights, values against float64 with the same dropped weights, bits, graphs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:  # noqa: 
 
 
 def find_gone(shape: tuple[int, int, int, int, int]) -> Tensor:
-    """Return what `attend` drops, computed on the CPU."""
+    """Return which weights `attend` drops, computed on the CPU."""
     batch, queries, keys, heads, _ = shape
     torch.manual_seed(SEED)
     state = draw_rng_state(torch.device(DEVICE)).cpu()
@@ -105,7 +105,7 @@ def test_out_and_gradients_match_float64(
 
 
 def see_dropped(q: Tensor, k: Tensor, width: int) -> Tensor:
-    """Return what `attend` drops: with rows of a unit matrix as v, out has the weights of keys."""
+    """Return which weights `attend` drops. v has rows of a unit matrix, so out has the weights."""
     batch, keys, heads, _ = k.shape
     found = torch.zeros(batch, q.shape[2], q.shape[1], keys, dtype=torch.bool, device=DEVICE)
     for begin in range(0, keys, width):
@@ -142,7 +142,7 @@ def test_kernels_drop_the_weights_that_the_cpu_drops(
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_kernels_drop_as_often_at_every_place(head_dim: int, any_half: torch.dtype) -> None:
-    """Chi-square of batch entries, heads, rows, columns, and places in tiles of Philox."""
+    """Chi-square test over batch entries, heads, rows, columns, and places in tiles of Philox."""
     q, k = (draw(2, 512, 4, head_dim, dtype=any_half).detach() * 0.1 for _ in "qk")
     gone = see_dropped(q, k, head_dim).double()
     tiled = gone.unflatten(3, (-1, 16)).unflatten(2, (-1, 16))

@@ -76,7 +76,8 @@ KINDS: Final = {
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
     """Return results of native kernels, and results with little shared memory.
 
-    For the backward: all gradients in one kernel, keys of one block, and of two.
+    The kinds select the backward: all gradients in one kernel, one block per key tile, or two
+    blocks per key tile.
     """
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("Hopper's families are for compute capability 9.0")

@@ -65,7 +65,8 @@ assert attend(0) == 1.0  # and so can this one
 """
 )
 
-# Once this process has used CUDA, it answers by itself, also in a forked child.
+# After this process has used CUDA, `check()` returns the same report as before, also in a forked
+# child.
 AFTER = """
 import os
 import sys

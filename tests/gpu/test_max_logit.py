@@ -1,4 +1,4 @@
-"""return_max_logit: equal to sums of integers, near float64, the bits of out, and the kernels."""
+"""return_max_logit: exact for integers, near float64 for others; bits of out; the kernels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def find_scores(problem: Problem) -> Tensor:
 
 
 def attend(problem: Problem, **options: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
-    """Return out, lse and max_logit; the first two have the bits of a call without the last."""
+    """Return out, lse and max_logit; check that out and lse keep their bits without max_logit."""
     given = {**problem.options, "softmax_scale": problem.softmax_scale, **options}
     tensors = problem.q, problem.k, problem.v
     poison_memory(problem.q.device)
@@ -156,7 +156,7 @@ def test_nan_and_infinity_are_told(half: torch.dtype) -> None:
         clean = attend(problem)[2]
         for wrong in (torch.nan, torch.inf, -torch.inf):
             q = problem.q.clone()
-            q[0, 500, 1] = wrong  # of some signs with the keys: an infinity, or NaN
+            q[0, 500, 1] = wrong  # scores: infinities of one sign, or NaN
             k = problem.k.abs() if wrong != torch.nan else problem.k
             broken = replace(problem, q=q, k=k)
             max_logit = flash_attn_func(

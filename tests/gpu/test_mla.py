@@ -72,7 +72,7 @@ def test_the_kernel_of_latent_keys_ran(heads: int) -> None:
     # False if the wheel has only PTX.
     is_built = any(one["family"] == "mla_sm90" for one in variants())
     is_many = on_hopper and is_built and heads >= MANY_HEADS
-    role, family = ("mla_values", "mla_values_sm90") if is_many else ("mla", "mla")  # of few tiles
+    role, family = ("mla_values", "mla_values_sm90") if is_many else ("mla", "mla")  # few tiles
     assert last_variant()[role]["symbol"].startswith(f"flash_dist_{family}_bf16")
 
 

@@ -1,7 +1,7 @@
 """Work and order of a kernel's blocks: device code, called on the host.
 
-Plain functions of a call's parameters decide them. They are compiled as C++ (one_thread.h) and run
-for thousands of random calls, without a GPU.
+Plain functions of a call's parameters decide both. These functions are compiled as C++
+(one_thread.h) and run for thousands of random calls, without a GPU.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def include(generated: Path) -> list[str]:
 
 
 def run(tool: str, *args: str | Path, folder: Path | None = None) -> str:
-    """Run a tool and return its output; its error output is the error."""
+    """Run a tool and return its output; if the tool fails, raise with its error output."""
     command = [find_tool(tool) or tool, *map(str, args)]
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", check=False, cwd=folder

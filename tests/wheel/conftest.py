@@ -37,7 +37,7 @@ def processes(request: pytest.FixtureRequest) -> Iterator[list[ProcessPoolExecut
 def run(
     processes: list[ProcessPoolExecutor], tmp_path: Path
 ) -> Callable[[Callable[[], None], int], None]:
-    """Return a function that runs another in the processes of a group, and raises their error."""
+    """Return a function that runs its argument on all ranks of a group, and raises its error."""
 
     def run_in(body: Callable[[], None], world_size: int) -> None:
         ranks = [

@@ -71,7 +71,7 @@ def nobody_was_warned() -> Iterator[None]:
 def count_copies(
     function: Callable[..., Tensor], make: Callable[[], list[Tensor]]
 ) -> tuple[int, list[str]]:
-    """Compile; return the tensors of a cache's size that a call makes, and our warnings."""
+    """Compile and call; return the number of buffers as large as a cache, and our warnings."""
     generator = torch.Generator().manual_seed(0)
     one = [torch.randn(1, 1, HEADS, HEAD_DIM, generator=generator) for _ in range(3)]
     given, compared = make(), make()

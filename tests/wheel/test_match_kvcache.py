@@ -1,4 +1,4 @@
-"""match_kvcache on the CPU: the bits of a cache in training, whatever is computed at once."""
+"""match_kvcache on the CPU: training has the bits of a cache, for any number of queries at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls in the style of programs for flash-attention: by position, with its neutral values."""
+"""Calls as programs for flash-attention make them: by position, with values without effect."""
 
 from __future__ import annotations
 

@@ -127,7 +127,8 @@ assert len(calls) == 2 * 11, calls  # layers, and tokens behind the first
 """
 
 
-# Runs the lines of the card from its folder, with the tensors that they name.
+# Runs the code lines of the model card in the card's folder, with the tensors that these lines
+# name.
 PRINTED = """
 import re
 import sys

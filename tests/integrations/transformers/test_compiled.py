@@ -1,4 +1,4 @@
-"""A model compiles as one graph for all lengths, and equals eager attention in it."""
+"""A model compiles as one graph for all lengths, with the results of eager attention."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 def test_what_one_query_sees_is_looked_into_once_a_forward(found: list[Tensor]) -> None:
     generate(DECODERS["llama"], NAME, LEFT)
-    assert len(found) == 9  # nine steps: the first of ten tokens has all queries
+    assert len(found) == 9  # nine of ten steps have a single query
 
 
 def one_query(**options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # noqa: ANN401
@@ -47,11 +47,11 @@ def one_query(**options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # noqa:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])  # one by a cache on a GPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])  # a GPU reads bf16 as a cache
 def test_an_interval_that_changes_in_place_is_looked_into_anew(
     monkeypatch: pytest.MonkeyPatch, found: list[Tensor], dtype: torch.dtype, *, recorded: bool
 ) -> None:
-    if recorded:  # as in a CUDA graph, where every replay must do it
+    if recorded:  # as in a CUDA graph: every replay must look again
         monkeypatch.setattr(single, "_is_repeated", lambda _: True)
     query, key, value, interval = one_query(dtype=dtype)
     module = torch.nn.Module()

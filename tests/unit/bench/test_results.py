@@ -283,7 +283,7 @@ def test_equal_documents_are_held_against_the_same_as_a_batch() -> None:
 
 
 def _rows_of_documents() -> list[Row]:
-    """Return rows of unequal documents, of equal documents, and of a batch of the latter."""
+    """Return rows of unequal documents, of equal documents, and of equal documents as a batch."""
 
     def rate(shape: Shape) -> float:
         if not shape.documents:

@@ -58,7 +58,7 @@ def test_every_pass_of_every_baseline_is_timed() -> None:
 
 
 def test_a_bias_is_timed_beside_the_plain_kernel() -> None:
-    """Gradients of the bias are part of the backward; `plain` reads none and is not compared."""
+    """Gradients of the bias are part of the backward; `plain` reads no bias and is not compared."""
     shape = replace(SMALL, scores="bias")
     (row,) = measure(plan(shape, peers=("plain", "eager")), CPU, HostClock())
     for entry in row.entries.values():

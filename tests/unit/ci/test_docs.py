@@ -61,7 +61,7 @@ def read_arguments(text: str) -> list[str]:
 
 
 def understand(arguments: list[str]) -> str:
-    """Return the error of our own parser; empty if there is none, or for a mere mention."""
+    """Return the error of our own parser; empty for a valid command, or for a mere mention."""
     if "--help" in arguments or arguments in ([], ["--version"], *([name] for name in SUBCOMMANDS)):
         return ""
     try:

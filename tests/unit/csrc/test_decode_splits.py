@@ -31,7 +31,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def splits_of(program: Path, *calls: tuple[int, int, int]) -> list[int]:
-    """Ask the program: multiprocessors, blocks that one has room for, work tiles."""
+    """Return the splits of calls: (multiprocessors, blocks per multiprocessor, work tiles)."""
     lines = "".join(f"{a} {b} {c}\n" for a, b, c in calls)
     done = subprocess.run([program], input=lines, check=True, capture_output=True, text=True)
     return [int(line) for line in done.stdout.split()]

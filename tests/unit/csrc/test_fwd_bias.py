@@ -121,7 +121,7 @@ def test_a_window_and_a_list_of_tiles(dtype: torch.dtype) -> None:
 
 
 def refuse(shape: Shape, bias: Tensor) -> None:
-    with pytest.raises(RuntimeError, match="no kernel fwd"):  # the general one, not emulated
+    with pytest.raises(RuntimeError, match="no kernel fwd"):  # the general kernel is not emulated
         emulate_forward(*inputs(shape), bias=bias, gpu=Gpu(capability=90, plan=227))
 
 

@@ -213,7 +213,7 @@ def test_turing_is_told_which_head_dims_it_has_no_room_for() -> None:
     lacking = {
         one.key.sizes[0]: one.reason
         for one in verdict.kernels
-        if not one.variant and one.key.role != "max_logit"  # which takes 64 columns at a time
+        if not one.variant and one.key.role != "max_logit"  # max_logit takes 64 columns at a time
     }
     assert lacking[512] == "head_dim 512 needs compute capability 8.0 or newer, not 7.5"
     larger = {size for size, reason in lacking.items() if "head_dim" in reason}

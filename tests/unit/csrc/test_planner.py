@@ -75,7 +75,7 @@ Chunk = dict[str, Any]
 
 
 def by_unit(chunks: Iterable[Chunk]) -> dict[int, list[Chunk]]:
-    """Return the chunks of every unit, in launch order."""
+    """Return the chunks of every (batch, kv head) pair, in launch order."""
     found: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         for unit in range(chunk["unit_begin"], chunk["unit_begin"] + chunk["units"]):
@@ -132,7 +132,7 @@ def assert_unit_is_complete(
 
 
 def assert_complete(made: dict[str, Any], shape: dict[str, Any]) -> None:
-    """Check that every unit gets all keys and queries once, in the order of summation."""
+    """Check that every (batch, kv head) pair gets all keys and queries once, in summation order."""
     units = by_unit(made["chunks"])
     assert sorted(units) == list(range(shape["batch"] * shape["num_heads_kv"]))
     members = shape["group"] // made["group_split"]
@@ -844,7 +844,7 @@ def test_the_first_keys_come_first_where_more_queries_see_them(changes: dict[str
         {"mask": WINDOW, "group": 4},
         {"mask": CAUSAL, "batch": 64},  # many waves, one query head per kv head
         {"mask": CAUSAL, "group": 4, "total_q": 1024},
-        {"mask": CAUSAL, "group": 4, "seqlen_q": 64, "seqlen_k": 16384},  # most see most keys
+        {"mask": CAUSAL, "group": 4, "seqlen_q": 64, "seqlen_k": 16384},  # nearly full masks
         {**FALLING, "seqlen_q": 4096, "seqlen_k": 4096, "per_head": True},
         {"mask": (TILES, -1, -1, 0), "key_slots": TRIANGLE, "group": 4},
         {"mask": (ROWS, -1, -1, 0), "group": 4},

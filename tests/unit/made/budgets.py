@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 
 
 def allow(monkeypatch: pytest.MonkeyPatch, work: budget.Work, most: int) -> None:
-    """Limit this kind of work for any file; all files of a command share it."""
+    """Limit this kind of work for any file; all files of a command share the limit."""
     limit = budget.LIMITS[work]._replace(shared=most, per_byte=0, most=most)
     monkeypatch.setitem(budget.LIMITS, work, limit)

@@ -1,8 +1,8 @@
 """A CUDA driver that records its use: a small libcuda.so.1 with the functions that we call.
 
-Like the real one, it does not work in a forked child once the parent has called `cuInit`. Each
-successful `cuInit` writes the process into the file in FAKE_DIARY. CUDA_VISIBLE_DEVICES is the
-number of GPUs.
+Like the real one, it does not work in a forked child once the parent has called `cuInit`. The first
+`cuInit` of a process appends the process id to the file that FAKE_DIARY names. CUDA_VISIBLE_DEVICES
+is the number of GPUs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ int cuDeviceGetUuid_v2(unsigned char* uuid, int device) { memset(uuid, device, 1
 
 
 def build_driver(folder: Path) -> dict[str, str]:
-    """Compile it and return the variables of a process that finds it."""
+    """Compile the driver, and return the environment variables by which a process finds it."""
     source = folder / "driver.c"
     source.write_text(SOURCE, encoding="utf-8")
     library = folder / "libcuda.so.1"

@@ -67,7 +67,7 @@ class Lab:
             name: The path.
             source: Source in C.
             options: Options of the linker.
-            needs: Libraries that it needs.
+            needs: Libraries that the new library needs.
             version: Symbol version of all its definitions.
             soname: Its SONAME; the file name when empty.
         """

@@ -136,7 +136,7 @@ def verify_sound(folder: Path, sound: Path, pair: Pair) -> Verification:
     return verify(file.parent, file, pair)
 
 
-# The finding that rejects each kind of change. It may differ from that of a sound file.
+# The possible findings for each kind of change.
 REFUSED_BY = {
     "files of the sound one": {"verify-checksum", "verify-not-listed"},
     "unsigned": {"verify-unsigned"},

@@ -128,7 +128,7 @@ class Recording:
 
 
 class Largest(TorchDispatchMode):
-    """Records the size of the largest tensor of any operation, counting batched ones whole."""
+    """Records the size of the largest tensor of any operation; under vmap, of the whole batch."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Masks that are made and planned under torch.compile: it compiles nothing of them."""
+"""Masks that are made and planned under torch.compile, which compiles no part of this work."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_a_mask_is_freed_with_its_last_reference() -> None:
 def test_a_plan_is_made_once_for_a_shape() -> None:
     mask = BlockMask.padding([3, 4]) & BlockMask.causal()
     assert mask.plan(2, 1, 4, 5) is mask.plan(2, 1, 4, 5)
-    assert mask.plan(2, 8, 4, 5) is mask.plan(2, 1, 4, 5)  # it does not depend on heads
+    assert mask.plan(2, 8, 4, 5) is mask.plan(2, 1, 4, 5)  # the mask does not depend on heads
     assert mask.plan(2, 1, 4, 6) is not mask.plan(2, 1, 4, 5)
     causal = BlockMask.causal()
     assert causal.plan(1, 1, 4, 5) is causal.plan(7, 3, 4, 5)

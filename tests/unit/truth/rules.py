@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How code runs: native, jit, unpromised or no; with each obstacle, one of which is enough."""
+    """How code runs (native, jit, unpromised or no), and all obstacles that prevent it."""
 
     how: str
     obstacles: frozenset[str] = frozenset()
@@ -138,7 +138,7 @@ def _is_tegra(image: Image, gpu: Number) -> bool:
 
 
 def _need_isa(image: Image) -> int:
-    """Return the first driver branch that compiles PTX of an ISA, or might: `beyond`."""
+    """Return the first driver branch for PTX of an ISA; for an unlisted ISA, one past the last."""
     rows = RULES["isa"]["history"]
     listed = (branch for isa, _, branch, _ in rows if isa == image.isa)
     return int(next(listed, rows[-1][2] + 1))

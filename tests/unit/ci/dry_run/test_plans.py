@@ -65,7 +65,7 @@ def test_plans_tell_masks_apart(recorded: dict[str, Recorded]) -> None:
 
 
 def backward_of(one: Recorded) -> dict[str, Any]:
-    """Return the plan of the backward of a case; nothing where there is none."""
+    """Return the plan of the backward of a case; an empty dict if the case has no backward."""
     return next((entry["plan"] for entry in one.plans if entry.get("call") == "bwd"), {})
 
 

@@ -553,7 +553,7 @@ OURS = (
 def test_fatbins_of_one_target_that_their_kernels_name_are_judged_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The library selects the variant named after the GPU, as ours does; the driver does not."""
+    """The library itself, not the driver, selects the variant named after the GPU, as ours does."""
     path = tmp_path / "lib.so"
     write_variants(path, *OURS)
     assert problems(path, require="7.5;8.0+PTX;9.0a") == (

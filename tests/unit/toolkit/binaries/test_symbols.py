@@ -178,7 +178,7 @@ def test_damage_is_our_own_error_and_takes_no_time(lab: Lab) -> None:
 
 
 def endless_table() -> bytes:
-    """Write an ELF file of a hash table whose only chain has zeros up to the end of the file."""
+    """Write an ELF file with a hash table whose only chain has zeros up to the end of the file."""
     table, dynamic = 0x200, 0x100
     header = struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 64, 0, 0)
     size = table + 400_000

@@ -1,4 +1,4 @@
-"""Anybody's libraries on GPUs: the images that the driver takes of each container."""
+"""Libraries of any project on GPUs: the image of each container that the driver takes."""
 
 from __future__ import annotations
 

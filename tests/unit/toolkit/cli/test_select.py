@@ -127,7 +127,7 @@ def test_the_gpus_of_the_machine(machine: Environment, cli: Cli) -> None:
     assert status == 0
     assert "GPU A (compute capability 8.6), 24 GiB, 82 SMs: code of the same major" in text
     data = as_json(cli)
-    assert data["chosen"]["name"] == "cuda12"  # serves it as natively as `all`, and is smaller
+    assert data["chosen"]["name"] == "cuda12"  # native code, as in `all`, and smaller
     assert data["what_if"] is False
     assert as_json(cli, "--driver", "535")["chosen"]["name"] == "cuda12"
     assert as_json(cli, "--driver", "470")["chosen"] is None

@@ -163,7 +163,7 @@ def test_pip_has_the_options_named_in_hints(command: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the subjects of the commands, and a `python` that is this one."""
+    """Return a folder with the subjects of the commands, and a `python` that runs this Python."""
     made = tmp_path_factory.mktemp("hints")
     image = library(container(entry(SASS, 80, cubin(Kernel("alpha")))), wrappers=1)
     (made / "lib.so").write_bytes(image)
@@ -269,7 +269,7 @@ def test_commands_that_reinstall_a_package_name_its_version() -> None:
 
 
 def test_commands_that_recompile_a_package_really_do() -> None:
-    """An installed package satisfies pip, and so does a wheel that it built for the old torch."""
+    """Without these options pip keeps an installed package, or a wheel built for the old torch."""
     told = told_with("pip", "install", "--no-binary")
     assert told
     for command in told:

@@ -1,4 +1,4 @@
-"""The target in a cubin counts if the header of its entry has another."""
+"""If a cubin and the header of its entry have different targets, that of the cubin counts."""
 
 from __future__ import annotations
 

@@ -47,15 +47,15 @@ def chosen_name(gpus: str, driver: Driver | None = R580) -> str | None:
 @pytest.mark.parametrize(
     ("gpus", "name"),
     [
-        ("7.5", "turing-ampere-ada"),  # serves it as natively as `cuda12`, and is smaller
+        ("7.5", "turing-ampere-ada"),  # native code, as in `cuda12`, and smaller
         ("8.6", "turing-ampere-ada"),
         ("7.5,8.6,8.9", "turing-ampere-ada"),
         ("9.0", "hopper"),
         ("9.0,9.0,9.0", "hopper"),
         ("10.3,12.1", "blackwell"),
-        ("8.6,9.0", "cuda12"),  # serves them as natively as `all`, and is smaller
+        ("8.6,9.0", "cuda12"),  # native code, as in `all`, and smaller
         ("7.5,9.0", "cuda12"),
-        ("9.0,13.0", "all"),  # has SASS for one; the smaller set has PTX for both
+        ("9.0,13.0", "all"),  # SASS for 9.0; a smaller set has only PTX for both
         ("8.6,9.0,12.0", "all"),
         ("7.5,9.0,12.0", "all"),
         ("8.7", "all"),  # integrated GPU: PTX of 8.0 runs, SASS of 8.6 is not promised

@@ -269,7 +269,7 @@ def test_a_python_that_is_not_locked_installs_without_hashes_and_says_so(
 
 def test_tools_of_checks_workflows_and_images_are_installed_by_hash() -> None:
     places = [CONTAINERFILE]
-    if (ROOT / ".github").is_dir():  # the sources in an archive do not have it
+    if (ROOT / ".github").is_dir():  # an archive of the sources has no .github
         places += [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / ".ci" / "run"]
     texts = {path.name: path.read_text(encoding="utf-8") for path in places}
     for name, text in {**texts, "settings": cibuildwheel_settings()["CIBW_BEFORE_BUILD"]}.items():

@@ -152,7 +152,7 @@ def record(name: str, posargs: list[str], tree: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(helpers, "find_engine", lambda _: engine)
     session = Fake(tree, posargs)
     if "--system-site-packages" in (sessions[name].venv_params or ()):
-        session.groups.append("torch")  # the machine with the GPU has it
+        session.groups.append("torch")  # the machine with the GPU has torch
     sessions[name].func(session)
     return session
 

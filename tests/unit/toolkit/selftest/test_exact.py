@@ -1,4 +1,8 @@
-"""Expected values of cases: computed once for all users of a folder, correct in any state of it."""
+"""Expected values of cases, stored in a folder.
+
+All processes that share a folder compute each case once. The values are also correct if the folder
+is absent, if its disk is full, or if its files are damaged.
+"""
 
 from __future__ import annotations
 

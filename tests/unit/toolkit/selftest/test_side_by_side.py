@@ -210,7 +210,7 @@ def outcomes(together: SideBySide, *devices: str) -> Iterator[str]:
 
 
 def test_eight_run_at_the_same_time(children: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None continues before all have started: in sequence they would never end."""
+    """No child continues before all have started. Children in sequence would never end."""
     monkeypatch.setenv("TEST_TOGETHER", "8")
     with start(*"01234569", cores=8) as together:
         assert set(outcomes(together, *"01234569")) == {"done"}

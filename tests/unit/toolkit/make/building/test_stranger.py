@@ -1,4 +1,4 @@
-"""A project of others, with the toolkit installed by itself: everything up to the compiler."""
+"""Another project with a separately installed toolkit: everything up to the compiler."""
 
 from __future__ import annotations
 

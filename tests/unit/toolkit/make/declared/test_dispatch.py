@@ -223,7 +223,7 @@ def test_an_unreadable_table_is_reported_with_the_declaration(
 def test_errors_of_the_generator_appear_with_the_declaration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test uses the package of this process, because the generator has its axes."""
+    """The test uses the package of this process, because the generator uses this package's axes."""
     data = make_project(tmp_path)
     put(data, "sources", ...)
     put(data, "dispatch.axes", [axis.to_json() for axis in OWN_AXES.every])

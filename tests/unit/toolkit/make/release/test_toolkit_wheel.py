@@ -1,4 +1,4 @@
-"""The wheel of the toolkit by itself: its version, and that it is of these sources."""
+"""The separate wheel of the toolkit: its version, and that it was built from these sources."""
 
 from __future__ import annotations
 

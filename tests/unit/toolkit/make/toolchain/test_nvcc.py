@@ -64,7 +64,7 @@ def test_the_toolkit_of_pypi_gets_the_names_it_lacks(
     home = make_toolkit(tmp_path / "nvidia" / "cu13")
     (home / "lib" / "libcudart.so.13").write_text("")
     (tmp_path / "nvidia_cuda_nvcc-13.0.88.dist-info").mkdir()
-    monkeypatch.setattr("sys.path", [str(tmp_path)])  # where pip's isolated build has it
+    monkeypatch.setattr("sys.path", [str(tmp_path)])  # where pip's isolated build has nvcc
     assert find_toolchain({}).home == home
     complete_links(home)  # repeating it changes nothing
     assert (home / "lib64").readlink().name == "lib"

@@ -160,7 +160,7 @@ def test_torch_is_asked_for_where_nothing_else_has_the_headers(
     assert list_needed(tmp_path, LOCK) == []
     find_headers(tmp_path, LOCK)
     monkeypatch.delenv("PIP_FIND_LINKS")
-    assert list_needed(tmp_path, LOCK) == []  # they are kept
+    assert list_needed(tmp_path, LOCK) == []  # the headers are kept
 
 
 def test_the_torch_of_an_isolated_build_serves(

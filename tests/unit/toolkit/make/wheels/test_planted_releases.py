@@ -82,7 +82,7 @@ def declare(archs: str = "9.0a", **changes: Any) -> Manifest:  # noqa: ANN401
 def judge(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Judge:
-    """Run the audit step on a wheel, without the tools of others, which come last."""
+    """Run the audit step on a wheel, without other projects' tools, which run last."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def run(wheel: Path, *, archs: str = "9.0a", budget: int = 100_000_000) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Two builds are equal only if every file of both is."""
+"""Two builds are equal only if all of their files are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a wheel has beside those of its project, with a toolkit installed by itself."""
+"""Files that a separately installed toolkit adds to a wheel, besides those of the project."""
 
 from __future__ import annotations
 
