@@ -1,6 +1,6 @@
 // The kernel arguments that the planner of the backward needs: the part of a mask that needs no
-// arrays, and the rows of partial sums. It includes no CUDA header, so any C++ compiler can compile
-// it.
+// arrays, and the rows of partial sums. This file includes no CUDA header, so any C++ compiler can
+// compile it.
 #pragma once
 
 #include <cstdint>

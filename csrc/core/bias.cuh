@@ -60,8 +60,8 @@ struct BiasElements {
   }
 };
 
-// Returns x. Keeps the compiler from moving its computation out of a loop, as the loop needs the
-// registers.
+// Returns x, opaque to the compiler. Otherwise the compiler would compute addresses from x before
+// the loop, where they would occupy registers.
 __device__ __forceinline__ int64_t fresh(int64_t x) {
   asm volatile("" : "+l"(x));
   return x;

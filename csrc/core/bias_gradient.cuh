@@ -203,8 +203,8 @@ struct BiasGradient {
     }
   }
 
-  // Writes partial sums of dBias, [splits, batches, heads, queries, keys]. An axis along which the
-  // bias is broadcast counts tiles.
+  // Writes partial sums of dBias, [splits, batches, heads, queries, keys]. If the bias is broadcast
+  // along queries or keys, this axis has one sum per tile.
   __device__ __forceinline__ void store(Scores& sum, float* shared) const {
     const int lane = threadIdx.x % 32;
     const int keys = params.sums_keys ? params.key_tiles : p.seqlen_k;

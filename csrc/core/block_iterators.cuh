@@ -86,7 +86,7 @@ struct QueryBlockIterator {
     }
   }
 
-  // Restricts a range to the query tiles [tiles.x, tiles.y). A list keeps all.
+  // Restricts a range to the query tiles [tiles.x, tiles.y). A list stays as it is.
   __device__ __forceinline__ void clip(int2 tiles) {
     if (entries != nullptr) return;
     begin = max(begin, tiles.x);
@@ -111,13 +111,15 @@ __device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layou
   return p.key_slots[n] - p.key_slots[first] - begin;
 }
 
-// Query tiles of a band that see key tile n: some of its keys [x, y), all of its keys [z, w).
+// Returns the query tiles of a band for key tile n: the tiles [x, y) see some of its keys, and the
+// tiles [z, w) see all of its keys.
 __device__ __forceinline__ int4 band_tiles(const Mask& mask, const DsLayout& layout, int n) {
   const int key0 = n * MASK_TILE;
   if (key0 >= mask.seqlen_k) return {0, 0, 0, 0};
   int4 tiles{layout.query_begin(n), layout.query_end(n), 0, 0};
   if (key0 + MASK_TILE > mask.seqlen_k) return tiles;
-  // From the first query that sees the tile's last key to the last query that sees its first key.
+  // All keys of the tile are visible from the first query that sees the tile's last key to the last
+  // query that sees its first key.
   const MaskParams& p = mask.p;
   const int first = p.right < UNBOUNDED ? key0 + MASK_TILE - 1 - mask.shift() - p.right : 0;
   tiles.z = max(first + MASK_TILE - 1, 0) / MASK_TILE;

@@ -59,7 +59,7 @@ cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stre
 // The key tile, (batch, kv head) pair and split of a block of the dK/dV kernel.
 struct DkdvBlock {
   int key0, unit, batch, head_kv, split;
-  int query_split = 0;  // which of BwdParams::query_split
+  int query_split = 0;  // index of the query split, below BwdParams::query_split
 
   __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n)
       : DkdvBlock(p, block_n, fresh_block()) {}

@@ -126,7 +126,7 @@ struct DkdvTiles {
   }
 };
 
-// Loads K and V of the block's keys. keys: those of the sequence that exist.
+// Loads K and V of the block's keys. keys: the existing keys of the sequence.
 template <class Config>
 __device__ __forceinline__ void load_keys(const BwdParams& p, const DkdvBlock& block,
                                           const Sequence& sequence, const RowSpan& keys,

@@ -33,7 +33,7 @@ struct CacheParams {
   const int* cache_batch_idx;   // [batch] entry of each batch entry; null: its own index
   const int* cache_leftpad;     // [batch] keys to skip at the start; null: none
   const int* block_table;       // [batch, capacity / page] entries; null: not paged
-  const int* cu_seqlens_k;      // [batch + 1] first key of each in the only entry; null: not packed
+  const int* cu_seqlens_k;      // [batch + 1] first keys of sequences in entry 0; null: not packed
   int64_t table_row;            // stride of block_table
   int entries, page, capacity;  // capacity: most keys of a sequence
   int seqlen_new;               // new keys per sequence, after the first cache_seqlens
@@ -42,25 +42,25 @@ struct CacheParams {
 
 struct DecodeParams {
   View q;      // [batch, seqlen_q, num_heads_kv, group, head_dim]
-  View out;    // the same with head_dim_v
+  View out;    // as q, with head_dim_v columns
   float* lse;  // [batch, num_heads_q, seqlen_q], packed: [num_heads_q, total_q]; natural logarithm
   CacheParams cache;
-  Packing packing;                           // of q, out and lse: cu_seqlens_q alone
+  Packing packing;                           // of q, out and lse; only cu_seqlens_q is used
   int batch, seqlen_q, num_heads_kv, group;  // packed: seqlen_q is the longest
   int total_q;                               // packed: tokens
   int head_dim, head_dim_v;                  // without padding
   int left, right;                           // window; UNBOUNDED: none
   int bottom_right;                          // align the window bottom right, else top left
-  int few_alone;                             // only sequences with few queries on many keys
+  int few_alone;                             // 1: computes only sequences of few queries, many keys
   float softmax_scale;
   ScoreParams scores;
   const float* sinks;  // see FwdParams::sinks
   // Filled in by the host code: how the work is split.
-  int block_rows;      // of a work tile; row r: query r / group of head r % group
-  int row_tiles;       // ceil(group * seqlen_q / block_rows): most per kv head
+  int block_rows;      // rows of a work tile; row r: query r / group of head r % group
+  int row_tiles;       // ceil(group * seqlen_q / block_rows): most tiles per kv head
   int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
-  int splits;          // of the key blocks of all sequences; a thread block computes one split
-  int tiles_differ;    // 1: a tile has only the key blocks that its rows see; 0: all
+  int splits;          // number of splits of all key blocks; a thread block computes one split
+  int tiles_differ;    // 1: a tile has the key blocks that its rows see; 0: that any query sees
   int columns;         // compiled columns of a partial result
   int max_key_blocks;  // with more key blocks no work tile is split: partial_out would be too small
   float* partial_out;  // [partials, partial_rows, columns]
@@ -72,7 +72,7 @@ struct DecodeParams {
 // Arguments for latent keys in tiles of 64 rows. If there are few work tiles, P of all their tiles
 // of keys may be stored (sm90/mla/values.cuh).
 struct LatentParams : DecodeParams {
-  int few_key_blocks;  // P is stored for at most this many; 0: never
+  int few_key_blocks;  // P is stored for at most this many key blocks; 0: never
   uint16_t* weights;   // [2 * few_key_blocks] tiles of P, as panels of 64 columns
   float2* tile_stats;  // [2 * few_key_blocks, 64] top and sum of their rows
 };
@@ -83,19 +83,20 @@ inline int most_rows(const DecodeParams& p) {
   return p.group * (p.few_alone ? few : p.seqlen_q);
 }
 
-// Returns the key blocks of a group if one softmax covers softmax_blocks of them.
+// Returns the number of key blocks in a group if one softmax covers softmax_blocks of them.
 constexpr int group_blocks(int softmax_blocks) {
   return softmax_blocks > GROUP_BLOCKS ? softmax_blocks : GROUP_BLOCKS;
 }
 
-// Returns the partials per split in which O of the work tile is kept while a group is computed.
+// Returns the number of partials per split that hold O of the work tile while a group is computed.
 // There are two, because warps also store rows that do not exist (sm90/mla/rest.cuh).
 constexpr int resting_partials(int softmax_blocks) { return softmax_blocks > 1 ? 2 : 0; }
 
 // Returns the number of partials that a call needs if all sequences together have `key_blocks` key
 // blocks.
 constexpr int64_t decode_partials(int64_t key_blocks, int64_t splits, int softmax_blocks = 1) {
-  // For each split: its kept O, the partials of one split group, and those of its whole groups.
+  // Each split has partials for its kept O, for one group that splits share, and for its complete
+  // groups.
   const int group = group_blocks(softmax_blocks);
   return splits * (resting_partials(softmax_blocks) + group / softmax_blocks) + key_blocks / group +
          5 * splits;

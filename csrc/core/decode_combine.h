@@ -1,8 +1,8 @@
 // Combines the partials of work tiles that several splits share: first the key blocks of shared
 // groups, then the groups.
 //
-// Grid      x = work tile; or split, if there are fewer splits: the one in which a shared work tile
-//           begins;
+// Grid      x = work tile. If there are fewer splits than work tiles, x = split: a block combines
+//           the shared work tile that begins in its split.
 //           y = some rows and columns of the work tile.
 // Warp      32, 64 or 128 columns of a row. First each lane has one group: it finds the group's
 //           partials and computes their factors from their tops. Then each lane has columns: it
@@ -151,7 +151,7 @@ struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int WARPS = Plan::WARPS;
   using Splits = DecodeSplits<WARPS * 32, SOFTMAX_BLOCKS>;
   static constexpr int BLOCK_ROWS = 1;
-  // NOTE: little shared memory, so that blocks start beside those of the previous kernel.
+  // NOTE: shared memory must stay small, so that blocks start beside those of the previous kernel.
   static constexpr int WARP_GROUPS = 8;  // groups per warp in combine_by_block()
   static constexpr int WHOLE_GROUPS = WHOLE_GROUPS_;
   static_assert(WARP_GROUPS * Splits::GROUP_PARTIALS <= CombineSlots::COUNT);
@@ -436,8 +436,8 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   if (warp == 0) store_columns<Config>(p, smem.at, tile, row, column);
 }
 
-// Combines the pieces of the block. Pieces are widened only as far as every warp still gets one. If
-// there are enough blocks, a whole block combines one piece.
+// Combines the pieces of the block. A piece is 32 columns of a row if there is a warp for each
+// piece, otherwise 64 or 128 columns. If there are enough blocks, a whole block combines one piece.
 template <class Config>
 __device__ __forceinline__ void combine_pieces(const DecodeParams& p, typename Config::Smem& smem) {
   using Target = typename Config::Target;
@@ -501,8 +501,8 @@ __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   combine_pieces<Config>(p, smem);
 }
 
-// Refuses tiles of 16 rows, which may store partials of key blocks: this kernel does not read
-// those.
+// Refuses tiles of 16 rows. They may have stored partials of key blocks, which this kernel does not
+// read.
 template <class Config>
 const char* refuse_mla_combine_sm90(const void* params) {
   const auto& p = *static_cast<const DecodeParams*>(params);

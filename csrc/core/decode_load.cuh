@@ -121,10 +121,10 @@ class KeyBlockLoader {
   Cursor next_;
   int waiting_;                // key blocks that are not started
   int next_entry_, next_row_;  // place of this lane's 16 keys in the next key block
-  int entry_, row_;            // place of those in the key block being loaded
-  int tile_, head_;            // next tile, and kv head, of that key block
-  int skipped_;                // number of its first keys that no query sees
-  unsigned visible_;           // number of its visible keys after those
+  int entry_, row_;            // place of this lane's 16 keys in the key block being loaded
+  int tile_, head_;            // next tile, and kv head, of the key block being loaded
+  int skipped_;                // number of first keys of that key block that no query sees
+  unsigned visible_;           // number of visible keys after the skipped ones
 };
 
 // A ring of tiles of K and V in shared memory. The copies to all stages but one are in flight.

@@ -203,9 +203,9 @@ __device__ __forceinline__ void store_partial(const DecodeParams& p, const Parti
   }
 }
 
-// Combines a key block with its group, or stores partials: that of the key block if splits share
-// the group, that of a complete group if splits share only the work tile. Returns true if the group
-// is complete and the whole work tile is in this split.
+// Combines a key block with its group, or stores a partial: the key block's if splits share the
+// group, the complete group's if splits share only the work tile. Returns true if the group is
+// complete and the whole work tile is in this split.
 template <class Config, int OT, class Splits>
 __device__ __forceinline__ bool take_key_block(const DecodeParams& p, const Splits& splits,
                                                const DecodeCursor& at, SplitBounds bounds,

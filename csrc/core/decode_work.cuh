@@ -9,9 +9,9 @@
 // stores partials of its part of the tile: one per complete group, and one per key block of a group
 // that splits share. core/decode_combine.h combines the partials.
 //
-// Grain names what is never cut: a key block, a group or a work tile. Such a piece belongs to the
-// split that contains its first key block. Splits of larger pieces differ more in length, but that
-// may cost less than storing and combining more partials.
+// Grain names the kind of piece that is never cut: a key block, a group or a work tile. Such a
+// piece belongs to the split that contains its first key block. Splits of larger pieces differ more
+// in length, but that may cost less than storing and combining more partials.
 #pragma once
 
 #include <type_traits>
@@ -81,8 +81,9 @@ struct RowTile {
   }
 };
 
-// The key blocks [first, end) of a row tile. Without tiles_differ they are those that any query of
-// the sequence sees: a key block that no row sees changes no bit.
+// The key blocks [first, end) of a row tile. Without tiles_differ, every row tile has the key
+// blocks that any query of the sequence sees: a key block that no row of a tile sees changes no
+// bit.
 struct DecodeExtent {
   int q0, seqlen_q;                // queries of the batch entry
   int tiles;                       // tiles of the batch entry; 0: nothing to compute
@@ -168,7 +169,7 @@ struct DecodeCursor {
     key_block = extent.first;
   }
 
-  // Returns the first row of its tile.
+  // Returns the first row of the row tile at the cursor.
   __device__ __forceinline__ int row0(const DecodeParams& p) const {
     return extent.tile_at(p, place) * p.block_rows;
   }
@@ -192,8 +193,8 @@ struct DecodeCursor {
   __device__ __forceinline__ int last_group() const {
     return tile_end() - (extent.end - max((extent.end - 1) / GROUP * GROUP, extent.first));
   }
-  // Returns the index at which the last softmax of the key blocks [begin, end) of the tile begins:
-  // that of their last partial.
+  // Returns the index at which the last softmax of the key blocks [begin, end) of the tile begins.
+  // This softmax gives their last partial.
   template <int SOFTMAX_BLOCKS>
   __device__ __forceinline__ int last_partial(int begin, int end) const {
     return position + (max((end - 1) / SOFTMAX_BLOCKS * SOFTMAX_BLOCKS, begin) - key_block);
@@ -343,8 +344,8 @@ struct DecodeSplits {
     return DecodeCursor(p, smem.tile, smem.base, smem.base + head * key_blocks);
   }
 
-  // Returns the index at which the group or work tile of the cursor begins, if the cursor is there;
-  // otherwise the index at which it ends.
+  // Returns the index at which the group or work tile of the cursor begins, if the cursor is at its
+  // first key block; otherwise the index at which the group or work tile ends.
   __device__ __forceinline__ int whole_from(const DecodeCursor& at) const {
     const bool is_tile = grain == Grain::TILE;
     const int first = is_tile ? at.tile_begin() : at.group_begin<GROUP>();
@@ -402,7 +403,7 @@ struct DecodeSplits {
     const int first = begin(split), end = begin(split + 1);
     const int places = (each_ + 1) / GROUP + 4;
     const int group = at.key_block / GROUP;
-    const auto group_at = [&](int position) {  // of this tile
+    const auto group_at = [&](int position) {  // number of this tile's group there
       return (at.key_block + (position - at.position)) / GROUP;
     };
     const int place =
@@ -466,8 +467,8 @@ struct DecodeSplits {
   __device__ __forceinline__ bool prefers_tiles(int2 lengths) const {
     if (total == 0) return false;
     const int64_t key_blocks = int64_t{each_} + (more_ > 0);
-    // A split has the work tiles that begin in it. If all are equally long, that is as many as fit,
-    // rounded up.
+    // A split has the work tiles that begin in it. If all work tiles are equally long, their number
+    // is the length of a split without them, divided by theirs and rounded up.
     const int64_t in_tiles = lengths.x == lengths.y
                                  ? (key_blocks + lengths.y - 1) / lengths.y * lengths.y
                                  : key_blocks + lengths.y;
@@ -489,7 +490,7 @@ struct DecodeSplits {
     return own.place < extent.tiles ? extent.key_blocks() * p.num_heads_kv : 0;
   }
 
-  int before_, mine_;  // key blocks before this thread's row tiles, and of these
+  int before_, mine_;  // key blocks before this thread's row tiles, and in them
   int each_, more_;
 };
 

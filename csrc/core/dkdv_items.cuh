@@ -14,8 +14,8 @@ namespace flash_dist {
 struct DkdvWork {
   const uint16_t *q, *dout;  // first query of query head 0
   int64_t statistics;        // statistics row of that query
-  const int4* entries;       // of the block iterator; if masks differ by head, of the first head's
-  int begin, end;            // range of that iterator
+  const int4* entries;       // block iterator's entries; if masks differ by head, the first head's
+  int begin, end;            // range of the block iterator
   int batch, head;           // head: number of query head 0
   int group_heads_begin, group_heads_end;
   int seqlen_q, seqlen_k;
@@ -37,7 +37,7 @@ struct DkdvItem {
 template <class Config>
 struct DkdvCursor {
   static constexpr int PER_TILE = MASK_TILE / Config::BLOCK_M;
-  int head_in_group, i, end;  // i, end: stages of this query head, PER_TILE to a query tile
+  int head_in_group, i, end;  // i, end: stages of this query head; PER_TILE per query tile
   const int4* entries;
 
   __device__ __forceinline__ DkdvCursor(const BwdParams& p, const DkdvWork& w)

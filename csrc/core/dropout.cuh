@@ -32,7 +32,7 @@ struct DropoutPlace {
   int row0, key0;
 };
 
-// The dropout of a kernel whose Config DROPS.
+// Returns the dropout parameters of a kernel whose Config has DROPS.
 __device__ __forceinline__ const DropoutParams& dropout_of(const FwdParams& p) {
   return static_cast<const FwdDropoutParams&>(p).dropout;
 }
@@ -110,7 +110,7 @@ __device__ __forceinline__ void draw(uint32_t (&x)[MT][4], const DropoutParams& 
   }
 }
 
-template <class Dropout>  // with a threshold
+template <class Dropout>  // has the member threshold
 __device__ __forceinline__ bool keeps_low(uint32_t x, const Dropout& p) {
   return x << 16 < p.threshold;
 }
@@ -148,7 +148,7 @@ template <bool TRANSPOSED, int MT, int NT, class Each>
 __device__ __forceinline__ void for_scores_kept(const DropoutParams& p, const DropoutPlace& at,
                                                 const Each& each) {
   static_assert(NT == 1 || NT % 2 == 0);
-  const int half = (TRANSPOSED ? at.row0 : at.key0) / 8 % 2;  // if there are 8 columns alone
+  const int half = (TRANSPOSED ? at.row0 : at.key0) / 8 % 2;  // used if there are only 8 columns
 #pragma unroll
   for (int j = 0; j < (NT + 1) / 2; ++j) {
     const int row0 = at.row0 + (TRANSPOSED ? j * 16 : 0),

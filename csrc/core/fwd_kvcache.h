@@ -7,7 +7,7 @@
 namespace flash_dist {
 
 struct FwdKvcacheCall {
-  FwdParams params;  // packing: of queries only
+  FwdParams params;  // packing describes only the queries
   CacheParams cache;
   unsigned* tickets;  // see FwdCall::tickets
   float4* parked;     // parked_bytes() bytes; null: none

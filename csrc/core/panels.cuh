@@ -32,14 +32,15 @@ struct Panels {
     return chunk / 8 * BYTES + row * ROW_BYTES + ((chunk % 8 ^ row % 8) << 4);
   }
 
-  // by_rows: descriptor of the first 16 columns of a tile whose rows are M or N. rows_step: what to
-  // add to it for column 16 * k.
+  // by_rows: descriptor of the first 16 columns of a tile whose rows are M or N. rows_step: the
+  // number to add to the descriptor for column 16 * k.
   __device__ __forceinline__ static uint64_t by_rows(uint32_t tile) { return descriptor(tile, 16); }
   __host__ __device__ static constexpr int rows_step(int k) {
     return (k / 4 * BYTES + k % 4 * 32) >> 4;
   }
 
-  // by_columns and columns_step: likewise for a tile whose columns are M or N.
+  // by_columns: descriptor of the first 16 rows of a tile whose columns are M or N. columns_step:
+  // the number to add to the descriptor for row 16 * k.
   __device__ __forceinline__ static uint64_t by_columns(uint32_t tile) {
     return descriptor(tile, BYTES);
   }

@@ -116,7 +116,7 @@ struct BiasParams {
 // Decides which weights of P are dropped, see core/dropout.cuh. All zero: none.
 struct DropoutParams {
   const int64_t* rng_state;  // [2] seed and offset, on the device; null: no dropout
-  uint32_t threshold;        // 65536 * the fraction that is kept, times 65536
+  uint32_t threshold;        // 65536 * the kept fraction, shifted left by 16
   float scale;               // factor of kept weights: 1 / the kept fraction
 };
 
@@ -161,7 +161,8 @@ struct FwdParams {
   BiasParams bias;     // set by the caller
 };
 
-// NOTE: derived, so that the arguments of kernels without dropout stay what they are.
+// NOTE: a derived struct, because a new member of FwdParams would change the arguments of kernels
+// without dropout.
 struct FwdDropoutParams : FwdParams {
   DropoutParams dropout;
 };
@@ -190,7 +191,7 @@ struct DeltaParams {
   Divisor by_tiles, by_num_heads_q, by_group;  // filled in at the launch
   const float* sinks;                          // see FwdParams::sinks
   float* dsinks;                               // as lse: part of the gradient of its head's sink
-  int* dq_turns;                               // see BwdParams::dq_turns; set to 0 here; or null
+  int* dq_turns;                               // null, or BwdParams::dq_turns, to be set to 0
   int64_t turns;                               // length of dq_turns
 };
 
@@ -206,7 +207,7 @@ struct BwdParams {
   void* ds;           // spilled dS tiles of this chunk, see core/ds_layout.h; null: not stored
   float* dq_accum;    // [units, group, seqlen_q padded to 128, head_dim] between key chunks
   float* dk_partial;  // [rows as in sum_rows, head_dim] or null
-  float* dv_partial;  // the same, with head_dim_v
+  float* dv_partial;  // as dk_partial, with head_dim_v columns
   int64_t ds_tiles_per_head;
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
   int total_q, total_k;
@@ -222,13 +223,13 @@ struct BwdParams {
   MaskParams mask;
   BlockOrder order;  // this and the following: filled in at the launch
   Divisor by_num_heads_kv, by_members, by_group_split;
-  float* normalizers;  // fp32 factor of P per statistics row; dQ writes, dK/dV reads
+  float* normalizers;  // fp32 factor of P per statistics row; written by dQ, read by dK/dV
   // For blocks that add to dQ one after the other, in dq_accum: the tile scheduler's counter, then
   // a semaphore per tile of 64 queries, all 0 at the launch. Else null.
   int* dq_turns;
   ScoreParams scores;
   SumRows sum_rows;
-  int member_begin, members;  // query heads of each split, from its first
+  int member_begin, members;  // query heads of each split, counted from its first head
   int sums_first, sums_last;  // first query chunk: starts dK and dV; last: writes them
   bool batch_invariant;       // results must not depend on the other sequences of the batch
   bool first_keys_first;      // order in which blocks add to dQ; not with lists of tiles
@@ -244,7 +245,7 @@ struct BwdDropoutParams : BwdParams {
 // A backward that also computes delta.
 struct WholeParams {
   BwdParams p;
-  View out;  // as in DeltaParams, like those below
+  View out;  // as in DeltaParams, like the pointers below
   const float* lse;
   const float* dlse;  // or null
 };

@@ -54,9 +54,9 @@ struct ScorePlace {
   float slope;
   int row0, key0;
 
-  // distance(): i + seqlen_k - seqlen_q - j of the first score of a lane's fragments. step(): what
-  // to add to it for the score at (m, n, i). TRANSPOSED: the fragments have the keys along their
-  // rows.
+  // distance(): i + seqlen_k - seqlen_q - j of the first score of a lane's fragments. step(): the
+  // number to add to distance() for the score at (m, n, i). TRANSPOSED: the fragments have the keys
+  // along their rows.
   template <bool TRANSPOSED>
   __device__ __forceinline__ float distance() const {
     const int lane = threadIdx.x % 32;

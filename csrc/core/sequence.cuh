@@ -13,7 +13,7 @@ constexpr int STATISTICS_ALIGNMENT = 128;  // rows; at least the largest query t
 struct DocumentRows {
   int begin, length;
   int next;        // where the next document begins; for the last one, where it should end
-  bool uncovered;  // there are uncovered rows next to this document or after all
+  bool uncovered;  // there are uncovered rows next to this document or after all documents
 
   // documents: their number. If it is 0, document 0 has no rows.
   __device__ __forceinline__ DocumentRows(const int* cu_seqlens, int number, int documents,

@@ -107,7 +107,7 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
                                                TopOf top_of) {
   float rescale[MT][2];
   const bool grown = to_probabilities<OFFSETS>(s, state, rescale, scale_log2, top_of);
-  // Skipped if all factors are 1, which would not change a bit.
+  // Skipped if all factors are 1: multiplying would not change a bit.
   if (__any_sync(0xffffffffu, grown)) rescale_rows(o, rescale);
 }
 
@@ -176,7 +176,7 @@ __device__ __forceinline__ void to_weights(Accumulator<1, NT>& s, float (&top)[2
 
 template <int OT>
 __device__ __forceinline__ void rescale(Accumulator<1, OT>& out, const float (&keep)[2]) {
-  // Skipped if all factors are 1, which would not change a bit.
+  // Skipped if all factors are 1: multiplying would not change a bit.
   if (!__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) return;
 #pragma unroll
   for (int n = 0; n < OT; ++n)

@@ -23,7 +23,7 @@ struct SwizzledRows {
   static constexpr int CHUNKS = HEAD_DIM / 8;
   static constexpr int ROW_BYTES = HEAD_DIM * 2;
 
-  // Repeats every 8 rows.
+  // Returns the number that is XORed with the chunk indices of a row. It repeats every 8 rows.
   __device__ __forceinline__ static int phase(int row) {
     return CHUNKS % 8 == 0 ? row & 7 : (row >> 1) & 3;
   }
