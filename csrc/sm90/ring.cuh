@@ -26,8 +26,8 @@ constexpr int registers_left(int consumers, int blocks, int of_loader) {
   return each < MOST_REGISTERS ? each : MOST_REGISTERS;
 }
 
-// The next stage of a ring, and the parity of the phase that fills it. A single number, as it stays
-// in a register throughout the kernel.
+// The next stage of a ring, and the parity of the phase that fills it. Both follow from a single
+// number, which occupies one register throughout the kernel.
 template <int STAGES>
 struct Ring {
   static_assert((STAGES & (STAGES - 1)) == 0, "a power of two");

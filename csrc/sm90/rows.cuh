@@ -12,8 +12,8 @@
 namespace flash_dist {
 
 // Zeroes the rows of the first ROWS rows that are outside `keep`, with all PANELS * 64 columns.
-// Their weight in a product is 0, but a NaN would spread. THREADS threads call this; this one is
-// `thread`. The caller then calls fence_proxy_async() and a barrier.
+// Their weight in a product is 0, but a NaN would spread. THREADS threads call this; `thread` is
+// this thread's index among them. The caller then calls fence_proxy_async() and a barrier.
 template <class Tile, int ROWS, int PANELS, int THREADS>
 __device__ __forceinline__ void clear_rows(uint32_t tile, const RowSpan& keep, int thread) {
   constexpr int CHUNKS = PANELS * 8;  // 16-byte chunks per row

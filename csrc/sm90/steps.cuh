@@ -151,7 +151,7 @@ struct VisibleKeys {
     }
   }
 
-  // find() and apply() part by part, which needs fewer registers.
+  // Calls find() and apply() for one part after the other, which needs fewer registers.
   template <int NT>
   __device__ __forceinline__ static void find_and_apply(Accumulator<1, NT>& s, const Mask& mask,
                                                         const Steps& steps, int j, int half,

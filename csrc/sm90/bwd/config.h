@@ -47,7 +47,7 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int CLUSTER = Plan::CLUSTER;  // blocks that share these keys, 1 or 2
-  // Registers of each role, for setmaxnreg. Those of all warps must fit into 64 K registers.
+  // Registers of each role, for setmaxnreg. The registers of all warps must fit into 64 K.
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = 240;
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
@@ -124,7 +124,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
       std::conditional_t<DROPS, DkdvDropoutSm90Params,
                          std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>>;
   static constexpr bool SHARES_QUERIES = true;
-  static constexpr int CONSUMERS = 2;  // warpgroups of 64 keys, two halves of a list's entries
+  static constexpr int CONSUMERS = 2;  // warpgroups of 64 keys; a list's entry has a code for each
   static constexpr int BLOCK_M = MASK_TILE;
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
@@ -213,7 +213,7 @@ struct DqGemmSm90Config
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
-  using Tile = Panels<DS_TILE>;  // of keys; at the end, of a warpgroup's queries
+  using Tile = Panels<DS_TILE>;  // a tile of keys; at the end, a warpgroup's queries
   static constexpr int PANELS = Tile::count(HEAD_DIM);
   static constexpr int TILE_BYTES = PANELS * Tile::BYTES;
   static_assert(Plan::STAGES >= CONSUMERS, "the stages of K become those of dQ");

@@ -50,7 +50,8 @@ struct DkdvOfPair {
   static constexpr int SHIFT = std::is_same_v<typename Config::T, Fp16> ? 8 : 0;
   static constexpr float BACK = 1.0f / (1 << SHIFT);
   // True if P^T and dS^T are sent before the second product of the previous stage is complete. With
-  // soft cap or ALiBi three fragments are in use already, so they are sent after it.
+  // soft cap or ALiBi three fragments are in use already, so P^T and dS^T are sent after that
+  // product.
   static constexpr bool SENDS_EARLY = !Config::HAS_SCORE_MOD;
 
   const typename Config::Params& params;
@@ -68,7 +69,7 @@ struct DkdvOfPair {
         steps.place_of_keys(IS_SCORES ? params.k_axes : params.v_axes), full);
   }
 
-  // Loads the stages of queries, in the same thread.
+  // Loads the stages of queries, in the thread that loaded the keys.
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
     Cursor cursor(p, work);
@@ -110,7 +111,8 @@ struct DkdvOfPair {
     return {stages.passed + 1};
   }
   // NOTE: there are twice as many items as stages. The item of a stage is needed until the stage's
-  // second tile has been read. Before that, the first tile of the second next stage may arrive.
+  // second tile has been read. Before that, the stage's first tile may be filled again for a later
+  // item.
   __device__ __forceinline__ static int item_of(const Stages& stages) {
     return stages.passed % (2 * Config::STAGES);
   }
@@ -189,8 +191,9 @@ struct DkdvOfPair {
       hand_on(even, products, x, stages, slots);
       stages.advance();
       code = find(stages);
-      // A fully masked stage ends the pipeline. Skipping it means waiting for its second tile as
-      // well, which arrives only after the second tile of the previous stage has been released.
+      // A fully masked stage ends the pipeline. To skip such a stage, its second tile must have
+      // arrived, too. That tile arrives only after the second tile of the previous stage has been
+      // released.
 #pragma unroll 1
       while (true) {
         if (code == TILE_EMPTY) {
@@ -415,7 +418,7 @@ struct DkdvOfPair {
       mbarrier_arrive_remote(address_in(PEER, empty(slot)));
     }
   }
-  // Expects the bytes that the other block will write next to this warp's part of a slot.
+  // Expects the bytes of the other block's next write to this warp's part of a slot.
   __device__ __forceinline__ void expect(int slot) const {
     mbarrier_expect(full(slot), Config::WARP_SLOT_BYTES);
   }

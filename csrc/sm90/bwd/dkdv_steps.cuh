@@ -130,7 +130,7 @@ struct DkdvSm90Steps {
         : at(shared_address(from) + offset) {}
     __device__ __forceinline__ float2 operator[](int n) const { return load_shared_8(at + n * 32); }
   };
-  // Reads all of them at once.
+  // Reads all statistics of this thread at once.
   __device__ __forceinline__ static void load_statistics(Statistics& x,
                                                          const StageStatistics& from) {
 #pragma unroll

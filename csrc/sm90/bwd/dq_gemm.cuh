@@ -184,7 +184,8 @@ struct DqGemmSm90 {
     return work.keys.first <= key0 && key0 + DS_TILE <= work.keys.end;
   }
 
-  // Both warpgroups must call this, with the same stage.
+  // Zeroes the rows of K whose keys do not exist. Both warpgroups must call this, with the same
+  // stage.
   __device__ __forceinline__ void clear_keys(int s) const {
     constexpr int THREADS = Config::CONSUMERS * WARPGROUP;
     const int key0 = smem.item[s].key0;

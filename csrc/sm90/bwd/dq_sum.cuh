@@ -110,7 +110,8 @@ struct DqSum : DqColumns<Config, Config::HEAD_DIM == 96 ? 96 : 64> {
 };
 
 // The columns of dQ that warpgroup `half` of the two with keys computes: a panel of K, and half of
-// the panel between theirs. Holds where these columns begin in dQ, in the tile of K and in a stage.
+// the panel between the panels of the two warpgroups. Holds where these columns begin in dQ, in the
+// tile of K and in a stage.
 template <class Config>
 struct DqHalf {
   using KTile = typename Config::KTile;

@@ -85,8 +85,8 @@ struct FusedSm90 {
   static constexpr int KEY_READERS = (Config::WARPGROUPS - 1) * WARPGROUP;
   static constexpr int DQ_WARPS = (Config::KEYS_MULTIPLY ? Config::CONSUMERS : 1) * WARPS_OF_GROUP;
 
-  // In fp16, if dS^T is computed from rounded numbers, these are 2^8 times as large: below 2^-14
-  // they, and with them dS, would lose bits. dV and dS are scaled back.
+  // In fp16, if dS^T is computed from rounded numbers, these numbers are multiplied by 2^8: below
+  // 2^-14 they would lose bits, and so would dS. dV and dS are scaled back.
   static constexpr int SHIFT =
       (Config::SCORES_AT_A_TIME == 1 || Config::HAS_SCORE_MOD) && std::is_same_v<T, Fp16>
           ? 8
@@ -146,8 +146,8 @@ struct FusedSm90 {
   }
 
   // Stores dQ in one thread of warp number `warp`. The thread has its own stage of dQ, or shares
-  // the only stage with another thread. Arrives at `ready` when a part of dQ may be written to the
-  // stage, or the sum may be read from it.
+  // the only stage with another thread. It arrives at `ready` when a part of dQ may be written to
+  // the stage, or when the sum may be read from the stage.
   __device__ __forceinline__ void store_dq(int warp) const {
     constexpr bool TAKES_TURNS = Config::DQ_THREADS > Config::DQ_STAGES;
     const int number = TAKES_TURNS ? 0 : warp;
@@ -288,8 +288,8 @@ struct FusedSm90 {
 
   __device__ __forceinline__ int* semaphore_of(int tile) const { return p.dq_turns + 1 + tile; }
 
-  // Waits until every earlier block has added its part, and makes these visible to this thread's
-  // copies.
+  // Waits until every earlier block has added its part, and makes these parts visible to this
+  // thread's copies.
   __device__ __forceinline__ void wait_for_semaphore(int tile, const DqOrder& order) const {
     while (load_acquire(semaphore_of(tile)) != order.before) {
     }
@@ -449,9 +449,9 @@ struct FusedSm90 {
     arrive_with_warp(smem.dq_done[0]);
   }
 
-  // If one product of scores is computed at a time: delays the second warpgroup of keys until the
-  // first one has computed its first exponentials. From then on, one multiplies while the other
-  // computes exponentials.
+  // Delays the second warpgroup of keys until the first one has computed its first exponentials, if
+  // products of scores are computed one at a time. From then on, one warpgroup multiplies while the
+  // other computes exponentials.
   __device__ __forceinline__ static void stagger(const Thread& thread, int half) {
     if (Config::SCORES_AT_A_TIME == 2 || thread.half != half) return;
     constexpr int THREADS = Config::CONSUMERS * WARPGROUP;
@@ -624,7 +624,7 @@ struct FusedSm90 {
     }
   }
 
-  // Does the same with rounded 2^SHIFT P^T.
+  // Replaces dP^T by P^T (dP^T - delta). pt: rounded 2^SHIFT P^T.
   __device__ __forceinline__ void differentiate(Scores& dst, const Fragments& pt,
                                                 const StageStatistics& delta) const {
 #pragma unroll

@@ -1,5 +1,5 @@
-// The work of a block of the backward kernels for Hopper: the same for all its threads, in shared
-// memory, as the accumulators need the registers.
+// The work of a block of the backward kernels for Hopper. All threads of the block read it from
+// shared memory, because the accumulators need the registers.
 #pragma once
 
 #include "core/block_iterators.cuh"
@@ -13,7 +13,7 @@ namespace flash_dist {
 struct DkdvSm90Work : DkdvWork {
   DkdvBlock block;
   Sequence sequence;
-  RowSpan keys;  // that exist
+  RowSpan keys;  // the keys that exist
   int items;
 };
 
@@ -33,15 +33,15 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
 
 // The items of a block of the fused kernel. If dQ is summed from the first keys on, the block goes
 // through its queries from the last to the first, and through all heads of a tile before the next
-// tile. It then stays at least one step behind the blocks that come earlier in the order. NOTE:
-// head by head, it would reach the next head before these blocks, which see more queries, and would
-// wait there.
+// tile. The block then stays at least one step behind the blocks that come earlier in the order.
+// NOTE: if the block went head by head, it would reach the next head before these blocks, which see
+// more queries, and would wait there.
 template <class Config>
 struct FusedCursor : DkdvCursor<Config> {
   using Base = DkdvCursor<Config>;
   static_assert(Base::PER_TILE == 1);
 
-  // The cursor at item `number`.
+  // Starts at item `number`.
   __device__ __forceinline__ FusedCursor(const BwdParams& p, const DkdvWork& w, int number)
       : Base(p, w) {
     if (p.first_keys_first) {
@@ -60,8 +60,8 @@ struct FusedCursor : DkdvCursor<Config> {
   }
 };
 
-// A block's place in the order in which the key blocks that see a query tile add to its dQ. It is
-// the order in which they begin: from the last keys to the first, or from the first to the last.
+// A block's place in the order in which the key blocks that see a query tile add to its dQ. The
+// blocks begin in this order, too: from the last keys to the first, or from the first to the last.
 struct DqOrder {
   int before;  // number of earlier blocks; -1: this block does not see the tile
   bool is_last;
@@ -69,7 +69,7 @@ struct DqOrder {
   __device__ __forceinline__ bool exists() const { return before >= 0; }
 };
 
-// The order of a block of KEYS keys at query tile m. known: DkdvItem::known.
+// Returns the place of a block of KEYS keys in the order of query tile m. known: DkdvItem::known.
 template <int KEYS>
 __device__ __forceinline__ DqOrder find_order(const BwdParams& p, const DkdvWork& w,
                                               const int4& known, int m) {
@@ -107,10 +107,10 @@ __device__ __forceinline__ bool is_visible(const BwdParams& p, const Mask& mask,
 
 // An item of the fused kernel, for the warpgroups of keys.
 struct FusedItem : DkdvItem {
-  int code[2];  // of the tile under each half of the block's keys
+  int code[2];  // mask codes of the tile under each half of the block's keys
 };
 
-// The same item, for dQ.
+// An item of the fused kernel, for the threads that compute and store dQ.
 struct DqItem {
   int row0;
   int head_in_group;
@@ -121,7 +121,7 @@ struct DqItem {
 // A tile of 64 keys in the sum of dQ.
 struct DqSm90Item {
   int key0;
-  int slot[2];  // of the dS of the block's two query tiles, -1: none
+  int slot[2];  // dS slots of the block's two query tiles; -1: none
 };
 
 template <int BLOCK_M>
@@ -131,7 +131,7 @@ struct DqSm90Work {
   MaskPlace place;
   DsLayout layout;
   DsBlockIterator<BLOCK_M> key_blocks;
-  RowSpan keys;  // that exist
+  RowSpan keys;  // the keys that exist
 
   __device__ __forceinline__ DqSm90Work(const BwdParams& p, const DqBlock& block_,
                                         const Sequence& sequence_)
@@ -142,7 +142,7 @@ struct DqSm90Work {
         key_blocks(p, Mask(p.mask, place), block.row0),
         keys(Mask(p.mask, place).keys_that_exist(block.batch)) {}
 
-  // Item i of the block iterator.
+  // Returns item i of the block iterator.
   __device__ __forceinline__ DqSm90Item item(const BwdParams& p, int i) const {
     const int first = p.key_begin / DS_TILE;
     if (key_blocks.entries != nullptr) {

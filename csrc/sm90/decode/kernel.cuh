@@ -128,7 +128,7 @@ struct DecodeSm90Consumer {
     return {__reduce_max_sync(0xffffffffu, own_keys.x), __reduce_min_sync(0xffffffffu, own_keys.y)};
   }
 
-  // Adds a key block to the group; its scores have been issued. stop: end of the group's key
+  // Adds a key block, whose scores have been issued, to the group. stop: end of the group's key
   // blocks.
   template <class IsLast>
   __device__ __forceinline__ void add_key_block(Scores& s, Partial<OT>& group, int key_block,

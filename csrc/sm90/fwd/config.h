@@ -70,8 +70,8 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
   // True if a step finds its mask before its scores are ready. This takes registers.
   static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192 && !HAS_SCORE_MOD && !HAS_BIAS && !DROPS;
-  // True if each warpgroup skips the steps that its 64 queries do not see. Larger head_dims have no
-  // registers for it.
+  // True if each warpgroup skips the steps that its 64 queries do not see. At larger head_dims
+  // there are no registers to skip steps.
   static constexpr bool SKIPS_STEPS =
       HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD && !HAS_BIAS;
   using Work = std::conditional_t<SKIPS_STEPS, FwdSm90SkippingWork<CONSUMERS>, FwdSm90Work>;

@@ -9,10 +9,10 @@
 
 namespace flash_dist {
 
-// Returns whether tiles of 64 queries are faster for a call than tiles of `larger` queries. They
-// are if they have clearly fewer rows, or if there is at most one larger tile per multiprocessor,
-// as the longest tile then decides. If all tiles are equally long, the limit is one larger tile per
-// two multiprocessors.
+// Returns whether tiles of 64 queries are faster for a call than tiles of `larger` queries. The
+// small tiles are faster if they have clearly fewer rows in all, or if there is at most one larger
+// tile per multiprocessor: the longest tile then decides the time of the call. If all tiles are
+// equally long, the limit is one larger tile per two multiprocessors.
 inline bool small_tiles_pay(const FwdParams& p, int larger) {
   const int64_t tiles = (int64_t{p.seqlen_q} + larger - 1) / larger;
   const int64_t small_tiles = (int64_t{p.seqlen_q} + 63) / 64;

@@ -52,8 +52,8 @@ struct FwdSm90Pipeline {
   const std::conditional_t<Tiles::DROPS, QueryDropout, KeepsAll> dropout;
   const typename Tiles::Queries queries;
   const uint64_t a_q;
-  typename Tiles::Keys keys;      // the stage of K for the next scores,
-  typename Tiles::Keys previous;  // the stage of V for the next product with P: one block later
+  typename Tiles::Keys keys;      // the stage of K for the next scores
+  typename Tiles::Keys previous;  // the stage of V for the next product with P, one block behind K
   bool clean = true;              // whether all keys of the previous block exist
   int j;                          // the block of keys
 
@@ -392,7 +392,8 @@ struct FwdSm90Pipeline {
     return work.block.row0 + warp_row() + fresh_thread() % 32 / 4 + 8 * h < work.sequence.seqlen_q;
   }
 
-  // Computes rounded P from S if all row maxima stay. Never used if the maxima are bounded.
+  // Computes rounded P from S and returns true if all row maxima stay. Returns false if
+  // is_bounded().
   __device__ __forceinline__ bool try_operands(Probabilities& next, int i) {
     if constexpr (Tiles::HAS_SCORE_MOD) {
       if (is_bounded()) return false;
@@ -406,11 +407,11 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Does the same, and compares the scores with the largest one if a rounded P may belong to a
-  // larger score. No P exceeds its sum, so at head_dim 64 the sums are tested first: with 16384
-  // keys on an H200, a call then takes 1.03 to 1.09 times as long as without max_logit, instead of
-  // 1.13. At head_dim 128, testing P in each step takes 1.08 times as long, which is similar, but
-  // 1.06 instead of 1.15 if all scores are nearly equal.
+  // Computes rounded P like try_operands(), and compares the scores with the largest one if a
+  // rounded P may belong to a larger score. No P exceeds its row's sum, so at head_dim 64 the sums
+  // are tested first: with 16384 keys on an H200, a call then takes 1.03 to 1.09 times as long as
+  // without max_logit, instead of 1.13. At head_dim 128, testing P in each step takes 1.08 times as
+  // long, which is similar, but 1.06 instead of 1.15 if all scores are nearly equal.
   __device__ __forceinline__ bool try_with_max_logit(Probabilities& next, int i, float (&sum)[2],
                                                      const float (&small)[2]) {
     const auto drop = drop_in(i);
@@ -447,7 +448,8 @@ struct FwdSm90Pipeline {
     return weigh(f.s, f.rescale);
   }
 
-  // Does the same for the first NT * 8 keys, with unmodified scores.
+  // Computes P from the first NT * 8 keys' unmodified scores. Returns whether a row maximum has
+  // grown.
   template <int NT>
   __device__ __forceinline__ bool weigh(Accumulator<1, NT>& s, float (&rescale)[1][2]) {
     if constexpr (!Tiles::FINDS_MAX_LOGIT) {
@@ -504,7 +506,8 @@ struct FwdSm90Pipeline {
     if (!steps.is_list()) {
       return keys.first <= steps.key0(i) && (to_end || steps.key0(i) + BLOCK_N <= keys.end);
     }
-    // The tiles of a list ascend.
+    // The tiles of a list are in ascending order: the first part has the first keys, the last part
+    // the last ones.
     constexpr int LAST = Steps::PARTS == 0 ? 0 : Steps::PARTS - 1;
     return keys.first <= steps.key0(i, 0) &&
            (to_end || steps.key0(i, LAST) + MASK_TILE <= keys.end) && !steps.lacks(i, LAST);

@@ -15,8 +15,8 @@ constexpr int WORKS = 4;
 
 // The loader's state between tiles. It is in shared memory, as the loader has few registers.
 struct FwdSm90Progress {
-  unsigned number;          // of the next tile
-  unsigned works;           // Ring::passed of the work tiles,
+  unsigned number;          // number of the next tile
+  unsigned works;           // Ring::passed of the work tiles
   unsigned queries, tiles;  // Ring::passed of Q, and of K and V
 };
 

@@ -37,10 +37,10 @@ struct FwdKvcacheTile {
   static constexpr int PIECE_TILES = Config::PIECE / 8;
   static constexpr int PIECES = Config::PIECES;
   static constexpr int OT = Config::OT;
-  // True if S of the next key block is issued while pieces of this one are in flight. A larger O
-  // leaves no registers for it.
+  // True if S of the next key block is issued while pieces of this key block are in flight. A
+  // larger O leaves no registers for that S.
   static constexpr bool ISSUES_AHEAD = PIECES <= 2;
-  static constexpr int IN_FLIGHT = PIECES == 2 ? 2 : 1;  // pieces
+  static constexpr int IN_FLIGHT = PIECES == 2 ? 2 : 1;  // pieces in flight
   using Scores = Accumulator<1, KEY_TILES>;
   using Weights = uint32_t[KEY_STEPS][1][4];  // A operands of P @ V
   using Piece = Accumulator<1, PIECE_TILES>;
@@ -149,7 +149,7 @@ struct FwdKvcacheTile {
     wgmma_commit();
   }
 
-  // Adds key block j to the group; its scores have been issued.
+  // Adds key block j, whose scores have been issued, to the group.
   template <class IsLast>
   __device__ __forceinline__ void add_key_block(Scores& s, int j, IsLast) {
     constexpr int LAST = PIECES - 1;
@@ -177,7 +177,7 @@ struct FwdKvcacheTile {
       add_piece(out[i % IN_FLIGHT], combines, i);
       if (i + IN_FLIGHT <= LAST) issue_piece(out[i % IN_FLIGHT], weights, stage, i + IN_FLIGHT);
     }
-    constexpr bool IS_BEHIND = ISSUES_AHEAD && !IsLast::value;  // S of the next key block
+    constexpr bool IS_BEHIND = ISSUES_AHEAD && !IsLast::value;  // S of the next key block follows
     if constexpr (IS_BEHIND && PIECES == 2) issue_scores(s);
     wgmma_wait<IS_BEHIND && PIECES == 2 ? 1 : 0>();
     hold(out[LAST % IN_FLIGHT].x[0]);

@@ -85,7 +85,8 @@ struct FwdKvcacheLoader {
     for (int j = work.bounds.begin; j < work.bounds.end; ++j) {
       load_own_box<Config::Q_PANELS>(work, j, place, params.k, params.k_axes,
                                      shared_address(smem.k[keys.stage()]), smem.k_barriers, keys);
-      // Found here, because values get a stage later than keys.
+      // The next box is found here, because a stage for values becomes free later than one for
+      // keys.
       const CachePlace next = find_box(work, j + 1);
       load_own_box<Config::V_PANELS>(work, j, place, params.v, params.v_axes,
                                      shared_address(smem.v[keys.stage()]), smem.v_barriers, keys);

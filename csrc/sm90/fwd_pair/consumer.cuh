@@ -200,7 +200,7 @@ class FwdPairConsumer {
     mbarrier_wait(shared_address(&smem_.full[slices_.stage]), slices_.parity);
     return uniform(shared_address(smem_.slices[slices_.stage]));
   }
-  // Releases the oldest slice that this warp has not released, which it has read.
+  // Releases the oldest slice that this warp has read and not yet released.
   __device__ __forceinline__ void release() {
     __syncwarp();
     if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&smem_.empty[read_.stage]));
@@ -275,7 +275,7 @@ class FwdPairConsumer {
     mbarrier_wait(full, stats_parity_);
     stats_parity_ ^= 1;
     const int lane = fresh_thread() % 32;
-    if (lane == 0) mbarrier_expect(full, Config::Exchange::STATS_BYTES);  // for the next
+    if (lane == 0) mbarrier_expect(full, Config::Exchange::STATS_BYTES);  // for the next stats
     __syncwarp();
     return load_shared_8(shared_address(&smem_.exchange.stats[warp()][lane / 4]));
   }
@@ -298,7 +298,7 @@ class FwdPairConsumer {
     const uint32_t full = shared_address(&smem_.exchange.weights_full[warp()]);
     mbarrier_wait(full, pair % 2);
     const int lane = fresh_thread() % 32;
-    if (lane == 0) mbarrier_expect(full, Config::Exchange::WEIGHTS_BYTES);  // for the next
+    if (lane == 0) mbarrier_expect(full, Config::Exchange::WEIGHTS_BYTES);  // for the next P
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {

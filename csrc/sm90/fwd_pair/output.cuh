@@ -65,7 +65,7 @@ struct FwdPairOutput {
 
  private:
   // This warpgroup's first row in the sequence, the number of rows from there to the sequence's
-  // end, and the address of the first.
+  // end, and the address of the first row.
   __device__ __forceinline__ int row0() const { return work.block.row0 + consumer() * 64; }
   __device__ __forceinline__ int rows() const { return work.sequence.seqlen_q - row0(); }
   __device__ __forceinline__ uint16_t* first_row() const {

@@ -15,7 +15,7 @@ namespace flash_dist {
 struct MlaSm90Params {
   alignas(128) CUtensorMap k;
   AxisSteps k_axes;
-  int box_keys;  // keys per box: a tile, or the 16 that are contiguous in every cache
+  int box_keys;  // keys per box: a tile, or the 16 keys that are contiguous in every cache
   LatentParams p;
 };
 
@@ -66,8 +66,8 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
   static constexpr int V_PANELS = CONSUMERS * OWN_PANELS;
   static constexpr int P_PANEL = V_PANELS;     // has no values; P is stored there after S
   static constexpr int CHUNKS = HEAD_DIM / 8;  // 16-byte chunks per row
-  // Key blocks whose cursors may be read. When the loader is at one, the consumers have finished
-  // the one before the previous.
+  // Number of key blocks whose cursors may be read. When the loader begins key block n, the
+  // consumers have finished key block n - CURSORS.
   static constexpr int CURSORS = 2;
   static_assert(CONSUMERS == 2 && BLOCK_ROWS == 64 && BLOCK_N == 64);
   static_assert(TILES == CONSUMERS && TILES == Plan::STAGES && PANELS == V_PANELS + 1);
@@ -90,7 +90,7 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
     alignas(1024) uint8_t k[TILES][PANELS * Tile::BYTES];
     alignas(1024) uint8_t q[PANELS * Tile::BYTES];
     float tops[TILES][BLOCK_ROWS];  // top of each row after each tile
-    float sums[TILES][BLOCK_ROWS];  // sum of each row over all such tiles of a group
+    float sums[TILES][BLOCK_ROWS];  // sum of each row over a group's first, and second, tiles
     uint64_t k_full[TILES][PANELS], k_empty[TILES][CONSUMERS];
     uint64_t q_full, q_empty;
     typename Splits::Smem counting;

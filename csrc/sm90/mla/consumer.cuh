@@ -38,8 +38,8 @@ class LatentConsumerBase {
   __device__ __forceinline__ LatentConsumerBase(const LatentParams& p, Smem& smem, const Place& own)
       : p_(p), smem_(smem), own_(own) {}
 
-  // Returns the cursor of the key block `ahead` of this one. Valid once a panel that this consumer
-  // releases is loaded.
+  // Returns the cursor of the key block that is `ahead` key blocks after this one. Valid once a
+  // panel that this consumer releases is loaded.
   __device__ __forceinline__ const DecodeCursor& key_block(int ahead = 0) const {
     return smem_.key_blocks[(number_ + ahead) % Config::CURSORS];
   }
@@ -160,8 +160,8 @@ class LatentConsumerBase {
   const Place own_;
   Partial<OT> part_;
   int number_ = 0;             // number of the key block in the split
-  int group_end_, tile_end_;   // number after the last key block of the group; number of the last
-                               // one of the work tile, -1 if it is later
+  int group_end_, tile_end_;   // number after the group's last key block; number of the work
+                               // tile's last key block, -1 if it is in a later group
   int full_begin_, full_end_;  // numbers of key blocks of which all rows of the warp see all keys
   int work_tiles_ = 0;         // number of work tiles whose queries have arrived
 };

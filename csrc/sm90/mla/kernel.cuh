@@ -14,9 +14,10 @@
 //           key block is issued right after O of this one. The queries of the next work tile are
 //           loaded after the last S of this one.
 // Order     The first consumer adds P @ V of the first tile and then of the second; the second
-//           consumer adds its own tile first. Otherwise a panel that it needs for S would have to
-//           wait for its O. Row maxima are whole numbers, so that rescaling is exact, also that of
-//           P of the first tile; for the exception see sm90/mla/weights.cuh.
+//           consumer adds its own tile first. Otherwise the panels of this tile, which its next S
+//           needs, would be filled again only after all of its O. Row maxima are whole numbers, so
+//           that rescaling is exact, also that of P of the first tile; for the exception see
+//           sm90/mla/weights.cuh.
 //
 // O of 64 rows fills the registers: there is no room for both O of a group and O of a work tile. So
 // each group has one online softmax over its tiles, and splits never cut it. O of the previous
@@ -210,8 +211,8 @@ class LatentConsumer : LatentConsumerBase<Config> {
   }
 
   // S = Q @ K.T of the own tile                            [64, BLOCK_N]
-  // Issues panels BEGIN to END of the key block `ahead` of this one, in the order of
-  // scores_panel().
+  // Issues panels BEGIN to END of the key block that is `ahead` key blocks after this one, in the
+  // order of scores_panel().
   template <int PART, int BEGIN, int END>
   __device__ __forceinline__ void issue_scores(Scores& s, int ahead, bool is_first) {
     const int parity = (number_ + ahead) % 2;

@@ -86,8 +86,8 @@ class LatentKeyLoader {
 
  private:
   int next_entry_, next_row_;  // place of this lane's 16 keys in the next key block
-  int entry_, row_;            // place of those in the key block being loaded
-  int head_, exist_;           // of that key block: kv head, existing keys
+  int entry_, row_;            // place of this lane's 16 keys in the key block being loaded
+  int head_, exist_;           // kv head and existing keys of the key block being loaded
 };
 
 // Loads both tiles of each key block together, panel by panel as their places become free. Each
@@ -104,8 +104,8 @@ class LatentKeys : LatentKeyLoader<Config> {
   __device__ __forceinline__ LatentKeys(const MlaSm90Params& params, Smem& smem)
       : Base(params, smem) {}
 
-  // NOTE: loads in the order in which both consumers release panels; otherwise they would wait for
-  // each other.
+  // NOTE: loads in the order in which both consumers release panels; otherwise the loader and the
+  // consumers would wait for each other.
   __device__ __forceinline__ void load(DecodeCursor at, int key_blocks) {
     this->find(at);
 #pragma unroll 1

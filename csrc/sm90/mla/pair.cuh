@@ -176,7 +176,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   }
 
  private:
-  // Returns the parity of the own tile of the key block `ahead` of this one.
+  // Returns the parity of the own tile of the key block that is `ahead` key blocks after this one.
   __device__ __forceinline__ int parity(int ahead) const {
     return (number_ + ahead) / Config::OWN_TILES % 2;
   }
@@ -264,7 +264,8 @@ class PairConsumer : LatentConsumerBase<Config> {
   }
 
   // S = Q @ K.T of the own tile                            [64, BLOCK_N]
-  // Issues panels BEGIN to END of the key block `ahead` of this one, in the order of own_panel().
+  // Issues panels BEGIN to END of the key block that is `ahead` key blocks after this one, in the
+  // order of own_panel().
   template <int PART, int BEGIN, int END>
   __device__ __forceinline__ void issue_scores(Scores& s, int ahead, bool is_first) {
     const int number = (number_ + ahead) % Config::OWN_TILES;

@@ -10,8 +10,8 @@ struct WarpgroupPlace {
   int part;      // index of its COLUMNS columns, equal in a warp
   int row0 = 0;  // first row of the block
 
-  // row: this lane's first or second row (h = 0 or 1) in the work tile. row_of_block: the same in
-  // the block.
+  // row: this lane's first or second row (h = 0 or 1) in the work tile. row_of_block: that row,
+  // counted from the block's first row.
   __device__ __forceinline__ int row(int h) const { return row0 + row_of_block(h); }
   __device__ __forceinline__ static int row_of_block(int h) {
     return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 +
