@@ -1,6 +1,7 @@
 // The torch operators of attention, on the stable ABI. They declare the schemas, allocate outputs
 // and workspace with torch's allocator, and launch on the current stream. Python checks the
-// arguments, as it has the error types. Only what would corrupt memory is checked here too.
+// arguments, as it has the error types. The operators check again only arguments that could corrupt
+// memory.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -114,7 +115,7 @@ Packing read_packing(const Arguments& a, const Sizes& s) {
   return {read(a.cu_seqlens_q, "cu_seqlens_q"), read(a.cu_seqlens_k, "cu_seqlens_k")};
 }
 
-// The fields that FwdParams and BwdParams share.
+// Fills in the fields that FwdParams and BwdParams share.
 template <class Params>
 Params make_params(const Arguments& a, const Inputs& in) {
   const Sizes& s = in.sizes;

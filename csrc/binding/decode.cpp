@@ -1,5 +1,5 @@
-// The torch operators on a cache of keys and values. As in attention.cpp, only what would corrupt
-// memory is checked here.
+// The torch operators on a cache of keys and values. As in attention.cpp, the operators check only
+// arguments that could corrupt memory.
 #include <algorithm>
 #include <cstdint>
 #include <optional>

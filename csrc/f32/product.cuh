@@ -166,7 +166,7 @@ struct TensorProduct {
   }
 };
 
-// The same products with FFMA; each lane computes its own elements.
+// The products of TensorProduct, computed with FFMA. Each lane computes its own elements.
 struct ScalarProduct {
   template <int HEAD_DIM, int UNROLL, Queries, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {

@@ -94,7 +94,7 @@ class ChunkPlanner : PlanGrid {
         std::min<int64_t>(waves * resident_ / (blocks(units, 1) * split), key_steps_);
     Cut cut{units, steps, 1, 0, keys_first, 0, 0, 0};
     if (steps == 0 || !fills(plan, units, steps)) return cut;
-    if (split == 1) {  // otherwise the partial sums of the splits hold them
+    if (split == 1) {  // otherwise the splits' partial sums hold dK and dV
       const int64_t rows = units * (keys_first ? steps * step_ : int64_t{shape_.seqlen_k});
       cut.sums_k = sizeof(float) * rows * shape_.head_dim;
       cut.sums_v = sizeof(float) * rows * shape_.head_dim_v;

@@ -63,8 +63,8 @@ void check_latent(const DecodeParams& p) {
   }
 }
 
-// Rejects what the binding rejects, for other callers. The row of the cache for a new key is
-// computed in 32 bits before it is compared with the capacity.
+// Rejects arguments that the binding rejects, for callers without the binding. The row of the cache
+// for a new key is computed in 32 bits before it is compared with the capacity.
 template <class Params>
 void check_cache(const Params& p, int64_t num_heads_q) {
   const std::string problem =
@@ -247,7 +247,7 @@ class Decode {
         p_.batch * tiles() > FEW_LATENT_TILES || p_.left < UNBOUNDED) {
       return;
     }
-    // NOTE: not key_blocks, because sequences that share pages have more.
+    // NOTE: not key_blocks, because sequences that share pages have more key blocks.
     const int64_t most_of_table = longest_key_blocks() * p_.batch * tiles();
     if (most_of_table > FEW_KEY_BLOCKS) return;
     p_.few_key_blocks = static_cast<int>(most_of_table);
@@ -334,7 +334,7 @@ bool may_have_few_queries(const Call& call, const FwdParams& p) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;
   if (packed ? p.packing.cu_seqlens_q == p.packing.cu_seqlens_k
              : !is_few_queries(p.seqlen_q, p.seqlen_k)) {
-    return false;  // packed by one array, no sequence has fewer queries than keys
+    return false;  // one array for both: no sequence has fewer queries than keys
   }
   const int64_t tiles = divide_up(int64_t{p.group} * MORE_QUERIES, int64_t{FEW_ROWS});
   if (divide_up(p.seqlen_k, KEY_BLOCK) * tiles * p.batch * p.num_heads_kv > MAX_KEY_BLOCKS)
@@ -387,7 +387,7 @@ int flash_dist_decode(const Call* call, const DecodeParams* params, int64_t budg
 
 int flash_dist_append(const Call* call, const AppendParams* params) {
   return guarded([&] {
-    check_cache(*params, std::max(params->num_heads_q, params->num_heads_kv));  // also without q
+    check_cache(*params, std::max(params->num_heads_q, params->num_heads_kv));  // q may be absent
     const DeviceScope scope(call->device);
     const auto dtype = static_cast<Dtype>(call->dtype);
     const KernelKey key = make_key(Role::APPEND, dtype, {params->head_dim, params->head_dim_v});

@@ -1,5 +1,5 @@
-// Attention to a cache, called by the forward for few queries on many keys, or for the same bits.
-// Also the forward kernel for many queries to a cache.
+// Attention to a cache. The forward calls it for few queries on many keys, and for calls that need
+// its bits. Also the forward kernel for many queries to a cache.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace flash_dist {
 // True if the call may contain sequences of few queries on many keys, and kernels for them exist.
 bool may_have_few_queries(const Call& call, const FwdParams& p);
 
-// Computes only those sequences. Returns the workspace, whose first `front` bytes are unused.
-// Without workspace it is slower, with the same bits.
+// Computes only the sequences of few queries on many keys. Returns the workspace, whose first
+// `front` bytes are unused. Without workspace the kernels are slower, with the same bits.
 void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Allocate allocate,
                       void* context);
 
@@ -23,8 +23,9 @@ DecodeParams as_cache(const FwdParams& p, bool few_alone = false);
 // Computes a whole forward as attention to a cache. The mask must be a band.
 void run_as_cache(const Call& call, const DecodeParams& p, Allocate allocate, void* context);
 
-// Computes attention to a cache with the forward kernel, if it exists, is faster here, and needs at
-// most `budget` bytes of workspace. Returns true if it did. The bits are the same.
+// Computes attention to a cache with the forward kernel, if this kernel exists, is faster for the
+// call, and needs at most `budget` bytes of workspace. Returns true if the forward kernel has run.
+// The bits are the same as those of the decode kernels.
 bool run_fwd_kvcache(const Call& call, FwdParams p, const CacheParams& cache, int64_t budget,
                      Allocate allocate, void* context);
 

@@ -10,9 +10,10 @@ constexpr int SPLITS_PER_SM = 2;
 // At most one in this many splits may be left out.
 constexpr int IDLE_SPLITS = 16;
 
-// Returns as many splits as blocks run at a time. A few splits fewer if the splits of equally long
-// sequences are then complete work tiles, or equal parts of one: fewer tiles are split and
-// combined, and reading takes as long. blocks_per_sm: resident blocks per multiprocessor.
+// Returns as many splits as blocks run at a time. Returns a few splits fewer if the splits of
+// equally long sequences are then complete work tiles, or equal parts of one work tile: fewer tiles
+// are then split and combined, and reading takes the same time. blocks_per_sm: resident blocks per
+// multiprocessor.
 inline int choose_splits(int sm_count, int blocks_per_sm, int tiles) {
   const int most = sm_count * std::min(blocks_per_sm, SPLITS_PER_SM);
   for (int splits = most; splits > most - most / IDLE_SPLITS; --splits) {

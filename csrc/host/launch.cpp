@@ -37,7 +37,7 @@ void clear(const Call& call, void* memory, int64_t bytes) {
   check_cuda(cudaMemsetAsync(memory, 0, bytes, stream_of(call)), "cudaMemsetAsync");
 }
 
-// Rejects what the binding rejects, for other callers.
+// Rejects arguments that the binding rejects, for callers without the binding.
 template <class Params>
 void check_sizes(const Params& p) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;
@@ -165,7 +165,7 @@ void run_forward_with_dropout(const Call& call, FwdDropoutParams p, Allocate all
 
 // Percentage of the rows in a full grid of tiles that must be queries. With fewer queries the
 // kernels of a cache are faster, because their tiles have rows of several heads and parts of the
-// keys. Those for more than 128 columns have no wgmma.
+// keys. The kernels of a cache for more than 128 columns have no wgmma.
 constexpr int BUSY_ROWS = 60, BUSY_ROWS_OF_MORE_COLUMNS = 20;
 
 // Tells if the queries of a call fill tiles of `block_rows` queries, and the tiles fill the
@@ -288,14 +288,15 @@ class Backward {
   }
 
   // NOTE: the kernels of dK/dV and of dQ are chosen before the workspace exists. So a family of
-  // theirs may refuse views, sizes and masks, but nothing that place() fills in.
+  // these kernels may refuse views, sizes and masks, but nothing that place() fills in.
   Loaded find(Role role) const { return find_kernel(call_.device, key_of(role, columns()), &p_); }
   Loaded require(Role role, const KernelSize& size, const void* params) const {
     return require_kernel(call_.device, key_of(role, size), params);
   }
 
-  // Tells if a fused kernel can be used. It must have as many columns as the kernel of dK and dV,
-  // because a larger one is slower, unless the general family computes dK and dV.
+  // Tells if a fused kernel can be used. The fused kernel must have as many columns as the kernel
+  // of dK and dV, because a fused kernel with more columns is slower. If the general family
+  // computes dK and dV, any fused kernel can be used.
   bool has_fused() const {
     if (fused_.variant == nullptr) return false;
     return !dkdv_.variant->specific || fused_.variant->values == dkdv_.variant->values;
@@ -442,8 +443,8 @@ class Backward {
   // Returns how many groups of blocks run side by side, at least two: consecutive blocks then
   // belong to different heads and do not wait for each other's semaphores. Usually as many groups
   // as fill half of L2 with Q, dO and the fp32 dQ of one query head each. If all blocks start at
-  // the same queries, or if there are few rounds of blocks, as many as fill twice the L2 with those
-  // of all their query heads.
+  // the same queries, or if there are few rounds of blocks, as many groups as fill twice the L2
+  // with Q, dO and dQ of all their query heads.
   int fused_heads_together() const {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
     if (plan_.query_split > 1) return static_cast<int>(groups);  // each query split by itself

@@ -15,9 +15,9 @@ constexpr int BOX_COLUMNS = 64;
 constexpr int64_t ELEMENT_BYTES = 2;
 constexpr int64_t STRIDE_LIMIT = int64_t{1} << 40;  // bytes
 
-// Returns null if the driver lacks the function, which then is final. Any other failure throws, and
-// the next call retries: falling back to other kernels would change the bits. The library does not
-// link the driver.
+// Returns null if the driver lacks the function; this answer is final. Any other failure throws,
+// and the next call retries: falling back to other kernels would change the bits. The library does
+// not link the driver.
 Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;

@@ -1,5 +1,5 @@
-// Entries in the record of plans, made before the launches of each call (native/recording.h). What
-// only affects speed is left out: block order, tickets, number of combining blocks.
+// Entries in the record of plans, made before the launches of each call (native/recording.h).
+// Decisions that only affect speed are left out: block order, tickets, number of combining blocks.
 #pragma once
 
 #include "core/decode.h"

@@ -20,8 +20,8 @@ void set_bias_factor(Params&) {}
 inline void set_bias_factor(FwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
 inline void set_bias_factor(BwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
 
-// The dropout of a share p of the weights, which is rounded to a multiple of 1 / 65536, at most 1 -
-// 1 / 65536. rng_state: [2] on the device.
+// Returns the parameters of dropout with probability p. p is rounded to a multiple of 1 / 65536,
+// and is at most 1 - 1 / 65536. rng_state: [2] on the device.
 inline DropoutParams make_dropout(double p, const int64_t* rng_state) {
   const double kept = std::max(std::floor((1.0 - p) * 65536.0 + 0.5), 1.0);
   if (kept == 65536.0) return {};

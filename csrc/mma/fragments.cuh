@@ -73,7 +73,7 @@ __device__ __forceinline__ void gemm_ab_step(Accumulator<MT, NT>& c, const uint3
   }
 }
 
-// The operand of the warp that owns the 16-column blocks number, number + SPLIT, ...
+// Returns the operand of the warp that owns the 16-column blocks number, number + SPLIT, ...
 template <int HEAD_DIM>
 __device__ __forceinline__ Operand<HEAD_DIM> share(Operand<HEAD_DIM> b_trans, int number) {
   return {b_trans.row, b_trans.phase ^ (number << 5)};
@@ -186,7 +186,8 @@ __device__ __forceinline__ void store_sum(const Accumulator<Config::ROW_TILES, N
     constexpr int MINE = Config::ROWS / Config::SPLIT;
     stage_rows<Target, T, COLUMNS, Config::SPLIT>(c, warp_tile, part);
     __syncthreads();  // the team has staged all columns
-    // Start at a whole period of the swizzle; skip the remaining rows.
+    // Start at a multiple of 8 rows, where the swizzle repeats, and skip the rows before this
+    // warp's.
     const int first = MINE % 8 == 0 ? 0 : part * MINE % 8;
     const int row = part * MINE - first;
     store_staged<COLUMNS, MINE, 32>(warp_tile + row * COLUMNS * 2, threadIdx.x % 32,

@@ -53,8 +53,8 @@ __device__ __forceinline__ void store_cluster_16(uint32_t smem, float4 x) {
                : "memory");
 }
 
-// Stores 16 bytes to the shared memory of another block, asynchronously. They count on a barrier of
-// that block.
+// Stores 16 bytes to the shared memory of another block, asynchronously. The bytes count on a
+// barrier of that block.
 __device__ __forceinline__ void store_remote_16(uint32_t smem, uint4 r, uint32_t barrier) {
   delay();
   asm volatile(

@@ -1,5 +1,6 @@
 // Barriers in shared memory that count arrivals and the bytes of asynchronous copies. A phase ends
-// when all have arrived. Phases have alternating parities; the first has parity 0.
+// when all expected arrivals and bytes have come. Phases have alternating parities; the first has
+// parity 0.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,8 @@
 
 namespace flash_dist {
 
-// Called by one thread. Must be followed by mbarriers_made() and __syncthreads().
+// Initializes a barrier for `arrivals` arrivals per phase. Called by one thread. Must be followed
+// by mbarriers_made() and __syncthreads().
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }

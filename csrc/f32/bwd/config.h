@@ -35,7 +35,7 @@ struct F32DkdvItem {
 template <int BLOCK_M, int BLOCK_N>
 struct F32DkdvCursor {
   static constexpr int PER_TILE = MASK_TILE / BLOCK_M;
-  int head_in_group, i, end;  // i, end: stages of this query head, PER_TILE to a query tile
+  int head_in_group, i, end;  // i, end: stages of this query head; PER_TILE per query tile
   const int4* entries;
 
   __device__ __forceinline__ void start(const BwdParams& p, const F32DkdvWork& work) {
@@ -127,7 +127,8 @@ struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
     float delta[BLOCK_M];        // must follow lse_log2
     float normalizers[BLOCK_M];  // must follow delta
   };
-  // Item i is stored at i % ITEMS, from one fetch before its own until two fetches after.
+  // Item i is stored in items[i % ITEMS], and is needed from the fetch of item i - 1 to that of
+  // item i + 2.
   static constexpr int ITEMS = 4;
   struct Smem {
     alignas(128) float k[BLOCK_N * HEAD_DIM];

@@ -170,7 +170,7 @@ struct F32Dkdv {
     return smem.items[i % Config::ITEMS];
   }
 
-  // Elements n * 8 + lane % 4 * 2 and the next one of `array`.
+  // Returns element n * 8 + lane % 4 * 2 of `array`, and the next one.
   __device__ __forceinline__ static float2 statistic(uint32_t array, const Warp& warp, int n) {
     return load_shared_8(array + (n * 8 + (warp.lane % 4) * 2) * 4);
   }
@@ -199,7 +199,7 @@ struct F32Dkdv {
             item.row0 + work.seqlen_k - work.seqlen_q, work.key0 + warp.row0()};
   }
 
-  // This warp's slice of S^T = K @ Q.T
+  // Computes this warp's slice of S^T = K @ Q.T.
   __device__ __forceinline__ void multiply_qk(Scores& st, const Warp& warp,
                                               uint32_t q_slice) const {
     st.clear();
@@ -240,8 +240,8 @@ struct F32Dkdv {
   __device__ __forceinline__ void take_cap(Scores& dst, Scores& pt, const F32DkdvItem& item,
                                            const Warp& warp, uint32_t q_slice, int s) const {
     if (p.scores.softcap != 0.0f && p.scores.softcap < PRECISE_CAP) {
-      // Recompute S^T in place of P^T: for a small cap, lse and P^T do not determine tanh well
-      // enough
+      // Recomputes S^T in place of P^T, because for a small cap lse and P^T do not determine tanh
+      // well enough.
       multiply_qk(pt, warp, q_slice);
       slices_done(warp);
       sum_slices(pt, warp, sExchange());
@@ -251,7 +251,7 @@ struct F32Dkdv {
         for (int i = 0; i < 4; ++i) {
           const float t = tanhf(pt.x[0][n][i] * p.scores.scale_inside);
           float& x = dst.x[0][n][i];
-          if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // masked: S may be anything
+          if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // S of a masked key may be anything
         }
     } else if (p.scores.softcap != 0.0f) {
       apply_score_mod_derivative(dst, pt, p.scores, place(item, warp),

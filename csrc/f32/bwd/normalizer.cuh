@@ -1,9 +1,9 @@
 // Normalizers correct P for the rounding of lse: P = exp2(S * scale - lse) * normalizer.
 //
 // For scores in the hundreds, lse in fp32 is only exact to 2^-16, and so would P be. But a row of P
-// sums to 1, and a block of dQ sees whole rows. It sums P; the difference from 1 is the rounding
-// error of lse. The dK/dV kernel, whose blocks see only some keys of each row, runs later and reads
-// the normalizers.
+// sums to 1, and a block of dQ sees whole rows. This block sums P; the difference of the sum from 1
+// is the rounding error of lse. The dK/dV kernel, whose blocks see only some keys of each row, runs
+// later and reads the normalizers.
 #pragma once
 
 #include "core/tile.cuh"

@@ -21,14 +21,14 @@ template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int P
 struct DkdvConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool DROPS = DROPS_;
   using Plan::BLOCK_M, Plan::SPLIT, Plan::SUB_M, Plan::ROWS;
-  // SPLIT warps share their keys. Each owns every SPLIT-th block of 16 columns of dK and dV. Each
-  // computes S^T and dP^T for part of the queries, and they exchange the results.
+  // SPLIT warps share their keys. Each warp owns every SPLIT-th block of 16 columns of dK and dV.
+  // Each computes S^T and dP^T for part of the queries, and the warps exchange the results.
   static constexpr int BLOCK_N = Plan::WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int ROW_TILES = ROWS / 16;
   static constexpr int QUERIES = SUB_M / SPLIT;  // columns of a warp's S^T
-  // Unrolls products fully if the registers suffice: 5 % faster on an H200. At head_dim 64 that
-  // would spill 8 to 20 bytes.
+  // Unrolls products fully if the registers suffice: 5 % faster on an H200. At head_dim 64 full
+  // unrolling would spill 8 to 20 bytes.
   static constexpr bool WHOLE = Target::HAS_CP_ASYNC && HEAD_DIM == 128 && !DROPS;
   static constexpr int UNROLL_S = WHOLE ? 8 : DROPS ? 2 : STEPS_AHEAD<Target>;
   static constexpr int UNROLL_DP = WHOLE ? 8 : 2;

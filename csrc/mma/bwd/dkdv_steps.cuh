@@ -90,7 +90,8 @@ struct DkdvStep {
         pt, a_k, by_query<Config::HEAD_DIM>(tiles.q(s)), sub);
     const bool has_score_mod =
         SCORE_MOD == ScoreMod::YES || (SCORE_MOD == ScoreMod::MAYBE && p.scores.has_score_mod);
-    // NOTE: a single branch for both: two branches spill registers at head_dim 64.
+    // NOTE: a single branch for score modification and mask: two branches spill registers at
+    // head_dim 64.
     if (code != TILE_FULL || has_score_mod) {
       if (has_score_mod)
         apply_score_mod<DROPS ? Tanh::NONE : Tanh::FAST, true>(pt, p.scores, place(sub));
@@ -289,7 +290,7 @@ struct DkdvCompute {
       const uint32_t sDs = shared_address(smem.ds) + offset;
       put_fragments<Target, T, BLOCKS>(sP, pt, warp.part);
       put_fragments<Target, T, BLOCKS>(sDs, dst, warp.part);
-      meet<Config>(team);  // all parts are stored; the stage's barrier protects them until read
+      meet<Config>(team);  // all parts are stored; they are read before the stage's barrier
       // dV += P^T @ dO                                   [ROWS, HEAD_DIM_V / SPLIT]
       const auto b_dv = share(OperandV::b_trans(tiles.dout(s)), warp.part);
       const auto b_dk = share(OperandK::b_trans(tiles.q(s)), warp.part);

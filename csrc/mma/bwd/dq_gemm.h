@@ -32,8 +32,8 @@ struct DsCopy {
   int2 late_slot;
   int late_bytes;
 
-  // keys: how many of the tile's keys exist. Later 16-key blocks, which may not be stored, become
-  // zeros.
+  // keys: number of the tile's keys that exist. Later blocks of 16 keys, which may not be stored,
+  // become zeros.
   __device__ __forceinline__ void fetch(uint32_t smem, const uint8_t* slots, int2 slot, int keys) {
     const int bytes = !PARTLY_STORED<Config::HEAD_DIM>
                           ? DS_TILE_BYTES
@@ -153,8 +153,8 @@ struct DqGemm {
   const int &lane, &part;  // part: index among the SPLIT warps of these queries
   const int& warp_row0;    // the warp's first query in the block
 
-  // Calls f(x, y, address) for each pair of columns of this lane's part of dQ, with its address in
-  // dq_accum.
+  // Calls f(x, y, address) for each pair of columns of this lane's part of dQ, with the pair's
+  // address in dq_accum.
   template <class F>
   __device__ __forceinline__ void each_accumulated(Sum& dq, F f) const {
 #pragma unroll

@@ -126,7 +126,7 @@ struct DqRecompute {
     const uint32_t sDs = shared_address(smem.exchange.ds) + team * MT * BLOCKS * FRAGMENT_BYTES +
                          threadIdx.x % 32 * 16;
     put_fragments<Target, T, BLOCKS>(sDs, ds, part());
-    meet<Config>(team);  // all parts are stored; the stage's barrier protects them until read
+    meet<Config>(team);  // all parts are stored; they are read before the stage's barrier
     const auto b_k = share(Operand<HEAD_DIM>::b_trans(tiles.k(s)), part());
 #pragma unroll
     for (int k = 0; k < BLOCKS; ++k) {

@@ -71,7 +71,7 @@ struct ShortSequence {
       if (row0() < seqlen_k) add(dk, dv, head_in_group);
       __syncthreads();  // dS^T is complete, and every warp has read Q
       if (row0() < seqlen_q) store_queries(head_in_group);
-      __syncthreads();  // before the next head's Q is copied; in the end, K and V are read
+      __syncthreads();  // all reads are done: the next Q, or in the end dK and dV, may be written
     }
     dk.scale(gradient_scale<T>(p.softmax_scale));
     store(dk, k(), p.dk, 0, p.head_dim, place().sequence.k0, seqlen_k);

@@ -36,8 +36,9 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   // in shared memory (mma/decode/rows.cuh).
   static constexpr bool OWNS_ROWS = WARPS_N == 1;
   static constexpr bool KEEPS_CURSORS = OWNS_ROWS;
-  // Few registers: Q of the next work tile is not loaded ahead. Before sm_80, the registers hold
-  // tiles of K and V. PTX may be assembled for any target, of which sm_100 would spill 16 bytes.
+  // True if there are few registers: Q of the next work tile is then not loaded ahead. Before
+  // sm_80, the registers hold tiles of K and V. PTX may be assembled for any target, and for sm_100
+  // it would spill 16 bytes.
   static constexpr bool FEW_REGISTERS = !Target::HAS_CP_ASYNC || Target::CODE == Code::PTX;
   static constexpr bool LOADS_LATE =
       BLOCK_ROWS > 16 || HEAD_DIM > 256 || (FEW_REGISTERS && HEAD_DIM > 128);

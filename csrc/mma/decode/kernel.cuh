@@ -26,8 +26,8 @@
 
 namespace flash_dist {
 
-// A thread block and its split. The steps of run() follow it in order. mma/decode/rows.cuh has the
-// steps that depend on whether warps share rows.
+// A thread block and its split. The members are in the order in which run() calls them.
+// mma/decode/rows.cuh has the steps that depend on whether warps share rows.
 template <class Config>
 struct DecodeBlock {
   using Target = typename Config::Target;

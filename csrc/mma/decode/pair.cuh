@@ -4,10 +4,10 @@
 // Grid      A cluster of two blocks per work tile. All key blocks of a work tile are one group.
 // Block     As in mma/decode/kernel.cuh. The first block has the first half of the key blocks, the
 //           second block the others.
-// Shared    The same, and the partials of the second block's key blocks, which it stores to the
-//           first block's memory. The first block combines its own key blocks and then these, which
-//           is the order of the keys. The results are bit-identical to mma/decode/kernel.cuh and
-//           core/decode_combine.h.
+// Shared    As in mma/decode/kernel.cuh, and the partials of the second block's key blocks, which
+//           that block stores to the first block's memory. The first block combines its own key
+//           blocks, then those of the second block: this is the order of the keys. The results are
+//           bit-identical to mma/decode/kernel.cuh and core/decode_combine.h.
 #pragma once
 
 #include "mma/decode/kernel.cuh"
@@ -118,7 +118,8 @@ struct BlockPair {
   }
 };
 
-// First block: combines a key block with the group. Second block: stores it for the first.
+// First block: combines a key block with the group. Second block: sends the key block to the first
+// block.
 template <class Config, int OT>
 __device__ __forceinline__ bool take_key_block(const DecodeParams&, const BlockPair<Config>& pair,
                                                const DecodeCursor& at, SplitBounds,

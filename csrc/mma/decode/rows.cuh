@@ -120,7 +120,7 @@ struct SharedRows {
         smem.exchange.sums[own.warp_n * WARP_PARTS + i][own.row(h)] = sums[i][h];
       }
   }
-  // Returns part i of the sum; any warp may read it. Call it after a barrier.
+  // Returns part i of the sum, which any warp may read. Call this after a barrier.
   __device__ __forceinline__ float sum_of(const Sums&, int i, int h) const {
     return smem.exchange.sums[i][own.row(h)];
   }

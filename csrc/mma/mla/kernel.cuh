@@ -40,7 +40,8 @@ template <class Config>
 struct LatentQueries {
   uint32_t steps[Config::STEPS][4];
 
-  // All threads must call this. No thread may still read sQ.
+  // Loads Q through sQ to registers. All threads must call this, once all of them have finished
+  // reading sQ.
   __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at, uint32_t sQ,
                                        int part) {
     QueryLoader<Config> rows;
@@ -163,7 +164,7 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
       // S = Q @ K.T                                      [16, BLOCK_N]
       const uint32_t sK = ring.next(p);
       multiply_scores(smem.scores, sK, queries, part);
-      __syncthreads();  // S of all warps is stored. All have read it before the next ring.next(p)
+      __syncthreads();  // S of all warps is stored; all warps read it before the next ring.next(p)
       auto s = add_scores<Config>(smem.scores);
       if (!all_visible) rows.mask(s, key0 + i * Config::BLOCK_N);
       // P = exp2(S - top), rescale O; O += P @ V         [16, HEAD_DIM_V / WARPS_N] per warp
