@@ -24,7 +24,8 @@ struct Difference {
 Difference compare(const std::string& name, const at::Tensor& value, const at::Tensor& expected,
                    double tolerance);
 
-// Empty if all bits agree, else the number of different elements and the first one.
+// Returns an empty string if all bits agree, else the number of different elements and the first
+// one.
 std::string compare_bits(const std::string& name, const at::Tensor& value,
                          const at::Tensor& expected);
 

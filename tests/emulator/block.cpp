@@ -44,7 +44,7 @@ struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
-  const unsigned* awaited = nullptr;  // continues once it differs from `seen`
+  const unsigned* awaited = nullptr;  // the thread continues once *awaited differs from `seen`
   unsigned seen = 0;
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
@@ -211,8 +211,8 @@ void land(const Copy& copy, int thread) {
   write_copied(copy);
 }
 
-// Delivers a random requested box, or data that another block has sent. Like TMA, it writes for
-// wgmma to read without a fence.
+// Delivers a random requested box, or data that another block has sent. wgmma may read the
+// delivered bytes without a fence, as after TMA.
 void bring_box() {
   auto& boxes = block->boxes;
   std::swap(boxes[random_order() % boxes.size()], boxes.back());

@@ -1,10 +1,13 @@
 // The threads of a block, each a fiber of one host thread, and their synchronization.
 //
 // A seed decides which thread continues, so that a missing barrier changes bits. Accesses of the
-// wrappers in ptx/ to shared memory are checked as well. These are errors: - Two warps access the
-// same memory without a barrier of any kind in between, and one of them writes. - Access to memory
-// that a copy is still writing. - A copy from or to undeclared memory. - Diverged lanes in a warp.
-// - A barrier that not all threads reach.
+// wrappers in ptx/ to shared memory are checked as well. These are errors:
+// - Two warps access the same memory without a barrier of any kind in between, and one of them
+//   writes.
+// - A thread accesses memory that a copy is still writing.
+// - A copy reads or writes undeclared memory.
+// - The lanes of a warp diverge.
+// - Some threads do not reach a barrier.
 #pragma once
 
 #include <cstdint>
@@ -28,28 +31,28 @@ void forget_declared();
 void seed(unsigned number);
 int64_t bank_conflicts();
 
-// synchronize(): barrier of the block. come_to(): numbered barrier of some threads, which all
-// arrive and may wait.
+// synchronize(): barrier of the block. come_to(): arrives at numbered barrier `id` of `threads`
+// threads, and waits for the others if `waits`.
 void synchronize();
 void come_to(int id, int threads, bool waits);
 
 // Clusters. synchronize_cluster(): barrier of all threads. send(): stores bytes to another block's
-// shared memory; they arrive later and count on a barrier of that block.
+// shared memory. The bytes arrive later and count on a barrier of that block.
 void synchronize_cluster();
 int cluster_rank();
 void send(int rank, uint32_t target, const void* data, int bytes, uint32_t barrier);
 
 // Barriers in shared memory that count arrivals and the bytes of boxes (ptx/mbarrier.cuh).
-// arrive_behind_copies() arrives once this thread's copies since its last group or such arrival
-// have landed.
+// arrive_behind_copies() arrives once some copies of this thread have landed: those that it has
+// started since its last close_group() or arrive_behind_copies().
 void make_barrier(uint32_t address, int arrivals);
 void arrive(uint32_t address, int bytes);
 void arrive_behind_copies(uint32_t address);
 void wait_for_phase(uint32_t address, int parity);
 
-// Checked access to shared memory by address. by_proxy: reads as wgmma does. It sees a thread's own
-// writes and copies only after that thread's fence(), and copies that a barrier has reported only
-// after any thread's fence().
+// Checked access to shared memory by address. by_proxy: reads as wgmma does. Such a read sees a
+// thread's own writes and copies only after that thread's fence(), and copies that a barrier has
+// reported only after any thread's fence().
 uint8_t* read_shared(uint32_t address, int bytes, bool by_proxy = false);
 uint8_t* write_shared(uint32_t address, int bytes);
 void fence();

@@ -86,7 +86,7 @@ struct Memory {
     own.bytes.assign(bytes + 256, 0xff);  // NaN
     auto* data = own.bytes.data();
     data += (256 - reinterpret_cast<uintptr_t>(data) % 256) % 256;
-    emulator::declare(data, bytes, false);  // to copies
+    emulator::declare(data, bytes, false);  // copies may only read it
     return data;
   }
 };
@@ -160,8 +160,8 @@ extern "C" int64_t emulate_decode(const EmulatedCall* call) {
   return status == 0 ? emulator::bank_conflicts() : -1;
 }
 
-// Arguments of a forward, as above. Packed: cu_q and cu_k are set, batch is the number of
-// documents, and seqlens are the longest.
+// Arguments of a forward. tests/unit/made/emulator.py has the same layout. Packed: cu_q and cu_k
+// are set, batch is the number of documents, and seqlens are the longest.
 struct EmulatedForward {
   int64_t batch, seqlen_q, seqlen_k, total_q, total_k, num_heads_q, num_heads_kv, head_dim,
       head_dim_v;

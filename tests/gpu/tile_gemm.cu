@@ -17,11 +17,11 @@ constexpr int PAIRS = THREADS / 64;  // pairs of warps; a pair shares 16 rows
 // S = A @ B.T is [32, 32]. A, B and D are [32, HEAD_DIM], in shared memory.
 enum Mode {
   A_BT,             // C = S
-  NARROW_B,         // the same, 8 columns at a time (NT = 1)
+  NARROW_B,         // as A_BT, 8 columns at a time (NT = 1)
   REGISTERS_B,      // C = round(S) @ D: S in registers as the A operand, D read transposed
   TRANSPOSED_B,     // C = round(S).T @ D: the A operand transposed in registers, as spilled dS is
   TWO_WARPS,        // as REGISTERS_B: each of two warps has 16 columns of S, half of C's columns
-  TWO_WARPS_NARROW  // the same with 8 columns of S each
+  TWO_WARPS_NARROW  // as TWO_WARPS, with 8 columns of S each
 };
 
 struct Stored {

@@ -166,7 +166,7 @@ bool run_mode(int mode, const View& a, const View& b, float* c, bool twice) {
   return false;
 }
 
-// Returns true if it ran. The rows of a and b are row_stride elements apart.
+// Returns true if the kernel ran. The rows of a and b are row_stride elements apart.
 extern "C" bool run_product(int n, int mode, void* a, void* b, int64_t row_stride, float* c,
                             bool twice) {
   const View view_a{a, 0, row_stride, 0, 0}, view_b{b, 0, row_stride, 0, 0};

@@ -1,9 +1,10 @@
 // Runs the host code on a CUDA runtime that fails on request. Each input line "call count code"
-// makes the count-th call of that function fail once, with that code. It prints one JSON object per
-// line. Code 0 has special meanings: for cudaFuncGetAttributes, a kernel has another register
-// count; for cudaOccupancyMaxActiveClusters, no cluster fits. Sizes may follow after a semicolon:
-// batch seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype softcap
-// seqlen_new. With seqlen_new the calls are decode and append, with a cache of capacity seqlen_k.
+// makes the count-th call of the function `call` fail once, with that code. The program prints one
+// JSON object per line. Code 0 has special meanings: for cudaFuncGetAttributes, a kernel has
+// another register count; for cudaOccupancyMaxActiveClusters, no cluster fits. Sizes may follow
+// after a semicolon: batch seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget
+// dtype softcap seqlen_new. With seqlen_new the calls are decode and append, with a cache of
+// capacity seqlen_k.
 //
 //   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
 //
@@ -61,7 +62,8 @@ const char* refuse_longer(const void* params) {
   return std::max(p.seqlen_q, p.seqlen_k) > 64 ? "a tile does not hold a sequence" : nullptr;
 }
 
-// Families with score modification serve only such calls; the others serve none of them.
+// Families with score modification serve only calls with a modification; the other families serve
+// only calls without one.
 template <class Params, bool SCORED>
 const char* refuse_scores(const void* params) {
   const bool has_score_mod = static_cast<const Params*>(params)->scores.has_score_mod;
@@ -201,7 +203,7 @@ int64_t budget = int64_t{64} << 20;
 int dtype = static_cast<int>(Dtype::BF16);
 float softcap = 0;
 int seqlen_new = -1;  // -1: forward and backward
-int head_dim = 64, left = UNBOUNDED, right = UNBOUNDED, batch_invariant = 0;  // of these two
+int head_dim = 64, left = UNBOUNDED, right = UNBOUNDED, batch_invariant = 0;  // fwd and bwd
 
 template <class Params>
 Params make_params() {

@@ -1,9 +1,11 @@
 // Replays the splits of attention to a cache (core/decode_work.cuh) for sequences of random
 // lengths: split by split, as the kernels do, and work tile by work tile, as the combine kernels
-// do. Prints each call with an error. It is an error if - a key block is not computed exactly once,
-// - a partial is outside of the workspace, or written twice, - a partial is combined but was not
-// stored, - a work tile does not have exactly one result, - its key blocks are not exactly those
-// with visible keys. Ends with the number of work tiles.
+// do. Prints each call with an error, then the number of work tiles. These are errors:
+// - A key block is not computed exactly once.
+// - A partial is outside of the workspace, or written twice.
+// - A partial is combined but was not stored.
+// - A work tile does not have exactly one result.
+// - The key blocks of a work tile are not exactly those with visible keys.
 //
 //   nvcc -std=c++17 -Xcompiler=-fno-access-control -I csrc -I GENERATED splits.cpp -o splits
 #include <cstdio>
@@ -173,7 +175,7 @@ class Replay {
     return end == 0 ? extent.key_blocks() == 1 : extent.first == first && extent.end == end;
   }
 
-  // Does the work of the constructor, which uses all threads of a block.
+  // Computes in one thread what the constructor of Splits computes with all threads of a block.
   static Splits count(const DecodeParams& p) {
     alignas(Splits) char bytes[sizeof(Splits)] = {};
     Splits& s = reinterpret_cast<Splits&>(bytes);

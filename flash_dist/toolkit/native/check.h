@@ -35,7 +35,7 @@ inline const char* memory_words(cudaError_t status) {
 
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  cudaGetLastError();  // not sticky: clear it, so that torch does not find it
+  cudaGetLastError();  // clears the error, so that torch does not find it
   fail(memory_words(status), what, " failed with ", error_text(status));
 }
 

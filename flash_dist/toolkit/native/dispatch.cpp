@@ -140,8 +140,8 @@ bool is_of_capture(cudaError_t status) {
   return cudaErrorStreamCaptureUnsupported <= status && status <= cudaErrorStreamCaptureWrongThread;
 }
 
-// Raises an error for a failure that is no refusal. It is not remembered, so the next call tries
-// again.
+// Raises an error for a failure that is no refusal. The failure is not remembered, so the next call
+// tries again.
 [[noreturn]] void fail_to_load(const Variant& v, const char* call, cudaError_t status) {
   fail(memory_words(status), PRODUCT_NAME " could not load ", v.symbol, ": ", call, " failed with ",
        error_text(status), "\n\nhint: ",
@@ -203,8 +203,8 @@ class Candidates {
     return nullptr;
   }
 
-  // Returns the reasons against the variants that do not load, and against those before the chosen
-  // one that refuse the arguments.
+  // Returns the reasons of the variants that do not load, and of the variants before the chosen one
+  // that refuse the arguments.
   std::vector<Refusal> refused(const void* params) const {
     std::vector<Refusal> all = refused_;
     for (const Loaded& one : loaded_) {

@@ -1,8 +1,8 @@
 // The compiled variants, and the choice among them by what really loads on a device.
 //
 // A role is what a kernel is for, a family is one way to do it. Several families may serve a role:
-// on each target the more specific one is tried first. The general one follows if that one is not
-// built, does not load, or refuses the arguments. Axes tell the kernels of a role apart; the
+// on each target the specific family is tried first. The general family follows if the specific one
+// is not built, does not load, or refuses the arguments. Axes tell the kernels of a role apart; the
 // package declares them.
 #pragma once
 
@@ -75,9 +75,9 @@ struct DeviceInfo {
   int l2_bytes;
 };
 
-// Both functions ask the driver once per process and device, and restore the current device. Only a
-// permanent reason is remembered as a refusal: any other failure is an error, and the next call
-// asks again.
+// device_info() and select_kernel() ask the driver once per process and device, and restore the
+// current device. Only a permanent reason is remembered as a refusal: any other failure is an
+// error, and the next call asks again.
 const DeviceInfo& device_info(int device);
 Selection select_kernel(int device, const KernelKey& key);
 

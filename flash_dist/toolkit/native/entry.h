@@ -31,7 +31,8 @@ struct KernelEntry {
   int cluster;         // blocks of a cluster, which share block_rows
   bool takes_tickets;  // blocks take tiles from a counter in memory
   // Returns the reason why the kernel does not support these arguments, null if it does. The
-  // pointer is null if it supports all. The dispatcher then takes the next family of the role.
+  // pointer is null if the kernel supports all arguments. If a kernel refuses, the dispatcher takes
+  // the next family of the role.
   const char* (*refuses)(const void* params);
   int registers;  // per thread at launch, which setmaxnreg redistributes; 0: any number
 };

@@ -15,11 +15,11 @@ extern std::atomic<bool> recording;
 
 inline bool is_recording() { return recording.load(std::memory_order_relaxed); }
 
-// Add an entry: JSON. Call it only while is_recording().
+// Adds an entry, which is JSON. Call this only while is_recording().
 void record(const std::string& entry);
 void record_launch(const char* symbol);
 
-// The entries since recording last began, as a JSON list.
+// Returns the entries since recording last began, as a JSON list.
 std::string recorded_plans();
 void begin_recording();
 void end_recording();

@@ -13,13 +13,14 @@ KERNEL_API const char* KERNEL_C(last_error)();
 // Reports as JSON, written into buffer if size suffices; all return the length without the final
 // NUL. They need no torch; only select_json() needs a GPU.
 KERNEL_API int64_t KERNEL_C(variants_json)(char* buffer, int64_t size);
-// Loads the kernels that it reports. Restrict them by the role and the axes of a call ("role=fwd
-// dtype=bf16"): an empty question means all, and compiles PTX for kernels that nobody needs.
+// select_json() loads the kernels that it reports. Restrict them by the role and the axes of a call
+// ("role=fwd dtype=bf16"): an empty question means all, and compiles PTX for kernels that nobody
+// needs.
 KERNEL_API int64_t KERNEL_C(select_json)(int device, const char* question, char* buffer,
                                          int64_t size);
 KERNEL_API int64_t KERNEL_C(last_variant_json)(char* buffer, int64_t size);
-// Record the host's decisions on calls, as a JSON list: each call, followed by the kernel of each
-// launch. on: 1 begins an empty record of all threads of this process, 0 ends it. The text is valid
-// until the next record begins.
+// record_plans() records the host's decisions on calls, plans_json() returns them as a JSON list:
+// each call, followed by the kernel of each launch. on: 1 begins an empty record of all threads of
+// this process, 0 ends it. The text is valid until the next record begins.
 KERNEL_API int KERNEL_C(record_plans)(int on);
 KERNEL_API int64_t KERNEL_C(plans_json)(char* buffer, int64_t size);

@@ -25,8 +25,8 @@ constexpr NamedDtype NAMED_DTYPES[] = {
     {"uint8", ScalarType::Byte},
 };
 
-// The number of the axis word for the dtype of t: fp16, bf16, fp32, fp64, fp8_e4m3, fp8_e5m2, int8
-// or uint8.
+// Returns the number of the axis word for the dtype of t: fp16, bf16, fp32, fp64, fp8_e4m3,
+// fp8_e5m2, int8 or uint8.
 inline int dtype_word(const Tensor& t, const char* name, int axis) {
   std::vector<std::string> allowed;
   for (int number = 0; number < word_count(axis); ++number) {

@@ -134,7 +134,7 @@ inline void check_contiguous(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
 }
 
-// Check that t is contiguous, with the dtype and on the GPU of `like`.
+// Checks that t is contiguous, with the dtype and on the GPU of `like`.
 inline void check_like(const Tensor& t, const char* name, const Tensor& like,
                        const char* like_name) {
   check_device(t, name, like, like_name);
@@ -152,7 +152,7 @@ inline void check_same_sizes(const Tensor& t, const char* name, const Tensor& li
                   " must have the shape of ", like_name);
 }
 
-// Check that two tensors are both present or both missing.
+// Checks that two tensors are both present or both missing.
 inline void check_together(bool first, const char* name, bool second, const char* other) {
   STD_TORCH_CHECK(first == second, name, " and ", other, " must be given together, got only ",
                   first ? name : other);
@@ -177,7 +177,7 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int dev
   return Tensor(handle);
 }
 
-// Allocate uninitialised contiguous memory with the sizes, dtype and GPU of t.
+// Allocates uninitialised contiguous memory with the sizes, dtype and GPU of t.
 inline Tensor allocate_like(const Tensor& t) {
   const auto shape = t.sizes();
   return allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
@@ -189,7 +189,7 @@ inline void copy_into(const Tensor& to, const Tensor& from) {
                   "torch could not copy a tensor on GPU ", to.get_device_index());
 }
 
-// A contiguous copy.
+// Returns a contiguous copy.
 inline Tensor copy(const Tensor& t) {
   Tensor made = allocate_like(t);
   copy_into(made, t);
@@ -214,7 +214,8 @@ inline bool is_loadable(const Tensor& t) {
   return loadable;
 }
 
-// Python checks strides, but sees neither addresses in a compiled graph nor Inductor's strides.
+// Returns t, or a contiguous copy if 16-byte loads cannot read t. Python checks strides, but sees
+// neither addresses in a compiled graph nor Inductor's strides.
 inline Tensor make_loadable(const Tensor& t) { return is_loadable(t) ? t : copy(t); }
 
 inline void fill(const Tensor& t, double value) {
