@@ -223,7 +223,7 @@ def of_delta(out: Tensor, scored: Scored) -> dict[str, float]:
 
 
 def size_terms(scored: Scored) -> dict[str, float]:
-    """Return the largest sums of dq, dk and dbias if all terms were positive.
+    """Return the largest sums of the absolute values of the terms of dq, dk and dbias.
 
     An error in float32 is a fraction of such a sum, also if dP and delta cancel; see
     `tests.reference.bound_single`.

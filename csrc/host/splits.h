@@ -147,8 +147,8 @@ class SplitPlanner : PlanGrid {
     return ascending ? 4 * second > 5 * first : 4 * first > 5 * second;
   }
 
-  // Cost of `split` splits, in steps. The blocks take their average load plus the delay of the last
-  // blocks, and at least the longest block. Partial sums come on top.
+  // Returns the cost of `split` splits, in steps. The blocks take their average load plus the delay
+  // of the last blocks, but at least the longest block. The cost of partial sums is added.
   int64_t cost(const Lengths& lengths, int64_t split, bool longest_first) const {
     const int64_t rounds = ceil_div(blocks(units_, key_steps_) * split, resident_);
     const int64_t longest = ceil_div(lengths.longest, split);
