@@ -38,7 +38,7 @@ _HEADS: Final = (
 
 
 def make_facts(environment: Mapping[str, Any]) -> Markup:
-    """Return the groups. Grouped facts are removed, and the rest is listed unchanged."""
+    """Return the facts in groups; facts that belong to no group follow, unchanged."""
     left = deepcopy(dict(environment))
     what_if = left.pop("what_if", False)
     machine = "Asked on" if what_if else "Machine"
