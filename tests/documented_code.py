@@ -46,7 +46,7 @@ _FENCED = re.compile(r"^( *)```python\b[^\n]*\n(.*?)^ *```$", re.DOTALL | re.MUL
 _RENAMED = {"nccl": "gloo"}
 _LARGE = range(1000, 65537)
 _SMALL = 64
-_SECONDS = 600  # for one block: the machine may be busy
+_SECONDS = 600  # limit for one block, as the machine may be busy
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Scored:
     documents: Documents | None = None  # packed into a batch of 1
     bias: Tensor | None = None  # broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k]
     dropout_p: float = 0.0  # a multiple of 1 / 65536
-    dropped: Tensor | None = None  # [batch, num_heads_q, seqlen_q, seqlen_k], where it drops
+    dropped: Tensor | None = None  # [batch, num_heads_q, seqlen_q, seqlen_k], True: dropped
 
     def __str__(self) -> str:
         return f"{self.name} of {self.problem}"

@@ -100,8 +100,8 @@ def _check_once(tokens: int, names: Names, *fields: Any) -> bool:  # noqa: ANN40
     Args:
         tokens: DENSE or PACKED.
         names: The caller's names of q, k and v.
-        fields: The fields of the layouts of q, k and v in a row. Most calls repeat earlier ones,
-            and looking fields up is faster than making three layouts.
+        fields: The fields of the layouts of q, k and v in a row. Most calls repeat the layouts of
+            an earlier call, and looking fields up is faster than making three layouts.
 
     Raises:
         TypeError: A dtype is not supported.

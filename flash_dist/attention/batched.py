@@ -101,9 +101,9 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         alibi_slopes: [num_heads_q] or [batch, num_heads_q], float32, without a gradient. After the
             soft cap and before the mask, slope * abs(i + seqlen_k - seqlen_q - j) is subtracted
             from the score of query i and key j.
-        mask: Visible keys of each query, instead of causal and window_size;
-            `mask & BlockMask.causal()` combines them. torch.compile can make an IntervalMask within
-            a graph.
+        mask: Visible keys of each query, instead of causal and window_size.
+            `mask & BlockMask.causal()` is a mask that is also causal. torch.compile can make an
+            IntervalMask within a graph.
         return_attn_probs: Return (out, lse, None); with dropout (out, lse, S_dmask), for tests:
             exp(score - lse), negative where dropped, [batch, num_heads_q, seqlen_q, seqlen_k].
         return_lse: Return (out, lse).
@@ -129,7 +129,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         learnable_sink: By name, [num_heads_q], any floating point dtype: one more score of each
             row, after the mask, that has no value. Differentiable: its gradient is summed in
             float32 over batch and queries, in an order that follows from their number and the
-            device. `s_aux` is another name for it.
+            device. `s_aux` is another name for this argument.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.

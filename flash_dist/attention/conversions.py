@@ -78,7 +78,7 @@ class Conversions(Generic[Made]):
         return masks
 
 
-_all: Final[list[Conversions[Any]]] = []  # one per module that has such a cache
+_all: Final[list[Conversions[Any]]] = []  # the caches of all modules
 _CONVERSIONS: Final[Conversions[BlockMask]] = Conversions()
 _held: Final[Conversions[list[weakref.ref[Tensor]]]] = Conversions()
 
@@ -177,7 +177,7 @@ def _require_flex(name: str, value: object) -> None:
 def _list_held(block_mask: flex_attention.BlockMask) -> Iterator[Tensor]:
     """Yield the tensors that a BlockMask and its mask_mod hold."""
     waiting = deque(vars(block_mask).values())
-    known: dict[int, object] = {}  # keeps them alive, so that no other object gets their id
+    known: dict[int, object] = {}  # keeps objects alive, so that no other gets their id
     while waiting and len(known) < MOST_HELD:
         value = waiting.popleft()
         if id(value) in known:

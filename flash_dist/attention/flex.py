@@ -39,7 +39,7 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     *,
     return_aux: None = None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, torch_flex.AuxOutput]:
-    """Attention as torch's function of this name computes it, but deterministic, for masks alone.
+    """Attention as torch's function of this name computes it, but deterministic; no score_mod.
 
     It is fast without torch.compile, and the mask may be on another device than the tensors.
     `flash_attn_func` describes dtypes, strides, the workspace of the backward and what may change

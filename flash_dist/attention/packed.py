@@ -108,7 +108,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         cu_seqlens_q: [batch + 1], int32 on q's device.
         cu_seqlens_k: [batch + 1], int32 on q's device; with block_table the differences are the
             numbers of keys, and None is allowed with seqused_k.
-        max_seqlen_q: Queries of the longest sequence or more; an int, or a tensor with one.
+        max_seqlen_q: Queries of the longest sequence or more; an int, or a tensor of one int.
         max_seqlen_k: Keys of the longest sequence or more, likewise.
         dropout_p: As in `flash_attn_func`; 0 with block_table and seqused_k.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
@@ -128,8 +128,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         mask: A result of `BlockMask.packed` or `IntervalMask.packed` for the same cu_seqlens, or a
             band, which applies to each sequence. A packed mask runs the pack as one sequence: the
             bits of a sequence depend on where it begins in the pack, a NaN may spread to sequences
-            within 64 keys, and a token of no sequence has its sink as lse. alibi_slopes,
-            block_table and seqused_k must then be None.
+            within 64 keys, and the lse of a token that belongs to no sequence is the sink of the
+            head. alibi_slopes, block_table and seqused_k must then be None.
         float32_precision: As in `flash_attn_func`.
         match_kvcache: Likewise.
         learnable_sink: By name, as in `flash_attn_func`; so is `s_aux`.

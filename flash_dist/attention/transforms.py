@@ -35,10 +35,11 @@ def require_no_gradients(name: str, **tensors: Tensor | None) -> None:
 
     Args:
         name: The function without gradients.
-        tensors: All of its inputs, by the caller's names.
+        tensors: All inputs of the function, by the caller's names.
 
     Raises:
-        FlashDistError: autograd or torch.func differentiates by one of them, in either mode.
+        FlashDistError: autograd or torch.func differentiates by one of the tensors, in reverse or
+            forward mode.
     """
     found = find_differentiated(**tensors)
     if found is None:

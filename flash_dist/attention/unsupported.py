@@ -133,7 +133,7 @@ def check_others(function: Callable[..., object], others: Mapping[str, object]) 
 
     Args:
         function: The called function, used to suggest a name.
-        others: Keyword arguments beyond its own.
+        others: Keyword arguments that are not parameters of the function.
     """
     require_known(function, others, KNOWN)
     refuse_unsupported(**{name: value for name, value in others.items() if name in REASONS})
@@ -146,8 +146,8 @@ def require_known(
 
     Args:
         function: The called function, used to suggest a name.
-        others: Names of the arguments beyond its own.
-        known: Names that it accepts beyond its own.
+        others: Names of arguments that are not parameters of the function.
+        known: Names that the function accepts in addition to its parameters.
     """
     for name in others:
         if name not in known:

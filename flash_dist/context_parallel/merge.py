@@ -26,7 +26,7 @@ def merge_attention(
         out_a: [batch, seqlen_q, num_heads_q, head_dim_v], [batch, seqlen_q, num_heads_kv,
             heads_per_kv, head_dim_v], or either packed, without batch.
         lse_a: [batch, num_heads_q, seqlen_q]; packed [num_heads_q, total_q]. float32 or float64.
-        out_b: Like out_a; its dtype may be another.
+        out_b: Like out_a, but its dtype may differ.
         lse_b: Like lse_a.
 
     Returns:

@@ -78,9 +78,9 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         causal: A token sees itself and earlier tokens of the whole sequence. seqlen_q must be
             seqlen_k and even.
         first_key: With causal: the first token of the whole sequence that each query sees, for
-            example that of its document. [seqlen_q] or [batch or 1, seqlen_q], int32 or int64, on
-            the device of q. Use `ring_shard` to get this rank's part of a tensor for all tokens.
-            Defaults to 0.
+            example the first token of its document. [seqlen_q] or [batch or 1, seqlen_q], int32 or
+            int64, on the device of q. Use `ring_shard` to get this rank's part of a tensor for all
+            tokens. Defaults to 0.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         return_lse: Return (out, lse).
         batch_invariant: As in `flash_attn_func`.

@@ -15,7 +15,7 @@ def find_names(user: str, module: str, *names: str, oldest: str) -> list[Any]:
         user: The module that needs the names.
         module: The name of the module, starting with the package.
         names: The names that the module must have.
-        oldest: The first version of the package that has them.
+        oldest: The first version of the package that has the names.
 
     Raises:
         FlashDistError: The package is not installed, or is too old.

@@ -23,7 +23,7 @@ _KEY: Final = os.fsencode(CHECK_VARIABLE)
 
 
 def is_checking() -> bool:
-    """Return whether GPU calls wait for cu_seqlens and check it: FLASH_DIST_CHECK is 1."""
+    """Return whether GPU calls wait for cu_seqlens and check its values: FLASH_DIST_CHECK is 1."""
     if is_unset(_KEY):
         return False
     text = os.environ.get(CHECK_VARIABLE, "")

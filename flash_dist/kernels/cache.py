@@ -72,8 +72,8 @@ def decode(  # noqa: PLR0913 - one attention problem
         budget: Bytes of workspace, or BUDGET_NOW.
         packed: Where the queries of each sequence are, if they are packed.
         scores: Score modifications and sinks; None: none.
-        head_dim_v: The values are this many first columns of the keys (latent keys); 0: they are in
-            cache.v.
+        head_dim_v: The values are this many first columns of the keys (latent keys); 0: the values
+            are in cache.v.
         wants_lse: If False, lse may be None.
 
     Returns:

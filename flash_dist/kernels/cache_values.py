@@ -30,7 +30,7 @@ class Cache(NamedTuple):
         return page if self.block_table is None else page * self.block_table.shape[1]
 
     def entry(self, i: int) -> Cache:
-        """Return the cache as a call with only batch entry i would have it."""
+        """Return the cache for a call with batch entry i alone."""
         own = slice(i, i + 1)
         named = self.block_table is not None or self.batch_idx is not None
         k, v = (self.k, self.v) if named else (self.k[own], self.v[own])

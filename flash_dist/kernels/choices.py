@@ -68,8 +68,8 @@ class Choice:
         """Return a function that makes the choice for each call; undo the constructor's choice.
 
         Raises:
-            TypeError: The argument is no function, or its body runs after the call (a generator,
-                for example).
+            TypeError: The argument is no function, or the function's body runs after the call (a
+                generator, for example).
         """
         self._choose(self._before)
         fits = inspect.isroutine(function) and not any(does(function) for does in _RUN_LATER)

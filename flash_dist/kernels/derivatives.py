@@ -41,7 +41,8 @@ def differentiate(
         backward: The backward of that call, as a function of dout and dlse. The dsinks that this
             function returns has an entry per query.
         saved: The inputs and results of the forward.
-        of_results: Autograd's gradients of out and lse, in any layout; None: nothing depends on it.
+        of_results: Autograd's gradients of out and lse, in any layout; None: nothing depends on
+            that result.
         sinks: The sinks of the call.
         max_seqlen_k: Keys of the longest sequence or more, if packed.
 
@@ -61,8 +62,8 @@ def differentiate(
     if not (_is_one(k.shape[1]) if max_seqlen_k is None else _is_one(k.shape[0], max_seqlen_k)):
         dq, dk, dv, _ = backward(dout, dlse)
         return dq, dk, dv, None
-    # With one key its weight is 1 or 0 whatever the score. So q and k get gradients only from lse.
-    # The kernels would compute dP - delta, which is 0 only up to rounding.
+    # The weight of a single key is 1 or 0, whatever the score. So q and k get gradients only from
+    # lse. The kernels would compute dP - delta, which is 0 only up to rounding.
     dv = backward(dout, None)[2]
     if dlse is None:
         return q.new_zeros(q.shape), k.new_zeros(k.shape), dv, None

@@ -1,9 +1,9 @@
 """Out-of-memory errors, and warnings about memory that a graph would copy.
 
 The kernels report exhausted memory as text; torch has an exception for it. If one operator writes
-to two inputs of a graph that share memory, Inductor copies all of it in every call, there and back.
-Two separate allocations are written in place, and so are two parts that the graph itself cuts from
-one input.
+to two inputs of a graph that share memory, Inductor copies all of this memory in every call, there
+and back. Two separate allocations are written in place, and so are two parts that the graph itself
+cuts from one input.
 """
 
 from __future__ import annotations

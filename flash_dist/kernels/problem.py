@@ -33,7 +33,7 @@ class Packing(NamedTuple):
 
 NOT_PACKED: Final = (None, None, 0, 0)  # the operators' arguments in place of a Packing
 TENSORS: Final = 6  # tensors of a flattened Problem
-OTHERS: Final = 11  # its other fields
+OTHERS: Final = 11  # the other fields of a flattened Problem
 
 
 class Problem(NamedTuple):

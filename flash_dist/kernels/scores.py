@@ -25,7 +25,7 @@ class Scores(NamedTuple):
     bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k], added to s. A bias of -65504
         or less masks the score. Not allowed with a softcap.
     sinks: [num_heads_q]. One more score in each row, which is never masked and has no value. lse
-        includes it.
+        includes this score.
     """
 
     softcap: float = 0.0

@@ -121,7 +121,7 @@ def _parse_axis(name: str, index: object, size: int) -> slice:
 
 
 def complain(kind: type[Error], message: str, hint: str | None = None) -> Error:
-    """Return an error with one sentence and, if there is a sure one, a next step."""
+    """Return an error with one sentence and, if given, a hint on the next step."""
     return kind(message if hint is None else f"{message}\n\nhint: {hint}")
 
 

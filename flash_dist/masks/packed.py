@@ -36,7 +36,7 @@ class _Sequence(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PackedTerm(Term):
-    """Queries see only keys of their own sequence, as far as its mask shows them."""
+    """Each query sees the keys of its own sequence that the sequence's mask shows."""
 
     name = "packed"
     masks: tuple[Terms, ...]  # one per sequence, or one for all

@@ -365,7 +365,7 @@ class BlockMask:
         """
         shape = self._suited(batch, num_heads_q, seqlen_q, seqlen_k)
         batches, heads = self._sizes.planes()
-        shape = shape._replace(batch=batches, num_heads_q=heads)  # others have an equal plan
+        shape = shape._replace(batch=batches, num_heads_q=heads)  # plans ignore broadcast axes
         with self._lock:
             make = partial(make_plan, self._terms, shape)
             return lookup_or_make(self._plans, shape, make, PLANS_KEPT)

@@ -351,7 +351,7 @@ def _contiguous(lo: Tensor, hi: Tensor, count: Tensor) -> Intervals | None:
     Args:
         lo: [batch, seqlen_q], the first key that a query sees.
         hi: One more than the last key.
-        count: The number of keys that it sees.
+        count: The number of keys that the query sees.
     """
     visible = count > 0
     if bool((visible & (hi - lo != count)).any()):

@@ -104,7 +104,7 @@ class Kernels:
 
     @property
     def is_usual(self) -> bool:
-        """True if most models use this size: it gets every shape, other sizes get few."""
+        """True for sizes that most models use: they get every shape, other sizes get few shapes."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
 
@@ -250,7 +250,7 @@ _TAIL = 8  # columns less than the compiled head_dim
 
 
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
-    """Return small odd shapes and GPU-filling shapes for the usual sizes, and few for the others.
+    """Return small odd shapes and GPU-filling shapes for the usual sizes; few for other sizes.
 
     Every kind of mask, packed documents and score modifications run at each usual size.
 

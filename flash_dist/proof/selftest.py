@@ -1,4 +1,4 @@
-"""The toolkit's selftest cases for attention, which call it as users do."""
+"""The toolkit's selftest cases for attention, which call attention as users do."""
 
 from __future__ import annotations
 

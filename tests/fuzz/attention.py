@@ -85,7 +85,7 @@ class Case:
     number: int
     dtype: str
     mask: str  # name in MASKS, or a mask of documents
-    lengths: tuple[int, ...]  # lengths of documents; a single one without documents
+    lengths: tuple[int, ...]  # lengths of documents; a single length: no documents
     lengths_k: tuple[int, ...]
     batch: int
     num_heads: int

@@ -226,7 +226,7 @@ def find_faults(
 
 
 def _by_head(name: str, x: Tensor) -> Tensor:
-    """Return a result as [batch, heads, tokens] and columns, if it has any."""
+    """Return a result as [batch, heads, tokens] or [batch, heads, tokens, columns]."""
     return x if name == "lse" else x.transpose(1, 2)
 
 

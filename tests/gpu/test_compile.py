@@ -33,7 +33,7 @@ MASKS = ("causal", "window", "sixteen-blocks", "dense-per-batch-and-head")
 
 
 def run(attention: Callable[..., Any], problem: Problem) -> dict[str, torch.Tensor]:
-    """Return what a compiled function and its backward compute, as copies."""
+    """Return copies of the results of a compiled function and its backward."""
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
     out, lse = attention(q, k, v)
     grads = torch.autograd.grad(out, (q, k, v), problem.dout)

@@ -94,7 +94,7 @@ def require_gpus(count: int) -> None:
 
 
 def run_program(program: Path, *words: str, seconds: int = 200) -> dict[str, Any]:
-    """Run a program in its own process: it may break its CUDA context."""
+    """Run a program in its own process, because the program may break its CUDA context."""
     package = str(Path(flash_dist.__file__).parents[1])
     try:
         result = subprocess.run(

@@ -219,7 +219,7 @@ def test_a_short_cache_has_the_bits_of_a_long_one(
 @pytest.mark.parametrize("page", [0, 16, 48, 64, 256])
 @pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
 def test_many_queries_have_the_bits_of_few(head_dim: int, page: int, any_half: torch.dtype) -> None:
-    """Keys behind a sequence are NaN, and the table has garbage for their pages."""
+    """Keys behind a sequence are NaN, and the table has garbage for the pages of these keys."""
     problem = Problem(
         seqlens=(1301, 500, 90, 0),
         capacity=1536,

@@ -253,7 +253,7 @@ def test_autograd_may_hand_over_expanded_gradients(half: torch.dtype) -> None:
 
 @pytest.mark.gpu
 def test_a_compiled_backward_may_hand_over_a_slice(half: torch.dtype) -> None:
-    """The gradient of a `cat` is a slice: it starts where the first part ends, here at 2 bytes."""
+    """The gradient of a `cat` is a slice that starts where the first part ends, here at 2 bytes."""
     problem = random_problem(num_heads=2, seqlen_q=70, dtype=half)
     weight = torch.randn(problem.dout.numel() + 1, device=problem.q.device, dtype=half)
 

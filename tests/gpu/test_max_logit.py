@@ -118,7 +118,7 @@ def test_it_is_taken_behind_the_score_modification(name: str, dtype: torch.dtype
 
 
 def attend_packed(packed: Packed) -> Tensor:
-    """Return max_logit of packed sequences, whose out and lse keep their bits."""
+    """Return max_logit of packed sequences; check that out and lse keep their bits."""
     problem = packed.problem
     q, k, v = (x[0] for x in (problem.q, problem.k, problem.v))
     given = {**boundaries(packed, q.device), "softmax_scale": SCALE, **problem.options}

@@ -60,7 +60,7 @@ def count_slots(problem: Problem) -> int:
 
 
 def is_fused(problem: Problem) -> bool:
-    """Tell if the last backward of such a problem made all gradients in one kernel."""
+    """Tell if the last backward of such a problem computed all gradients in one kernel."""
     columns, values = problem.q.shape[-1], problem.v.shape[-1]
     fits = columns <= 128 or (columns <= 192 and values <= 128)
     return fits and "bwd_fused" in last_variant()

@@ -77,7 +77,7 @@ def test_two_equal_gpus_compute_the_same_bits() -> None:
 
 
 @needs_pair
-@pytest.mark.alone  # beside other tests it would wait for them
+@pytest.mark.alone  # would wait for other tests on the GPU
 def test_two_gpus_are_proven_at_once_and_share_what_is_right() -> None:
     proof = Proof(gather_gpus(read_installed()), runs=30, timeout=TIMEOUT)
     gpus = gather_gpus().cuda.gpus[:2]

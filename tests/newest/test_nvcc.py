@@ -40,7 +40,7 @@ __tile_global__ void tile(float* x) {
 }
 """
 TILE_OPTIONS: Final = ("-std=c++20", "--enable-tile", "-tilefatbin")
-NOT_READ: Final = "image of kind 128 (CUDA Tile IR)"  # every reader reports it this way
+NOT_READ: Final = "image of kind 128 (CUDA Tile IR)"  # the report of every reader
 
 
 @pytest.fixture(scope="module")

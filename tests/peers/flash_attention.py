@@ -56,7 +56,7 @@ class Suite:
     # Argument -> predicate of supported values. Other arguments may have any value.
     neutral: Mapping[str, Callable[[Any], bool]]
     is_apart: Callable[[Mapping[str, Any]], bool]  # True if arguments exclude each other
-    beside: tuple[str, ...] = ()  # files of its folder that it imports
+    beside: tuple[str, ...] = ()  # files of the same folder that the tests import
     changes: Mapping[str, str] = field(default_factory=dict)  # pattern -> replacement
     options: tuple[str, ...] = ()  # options for pytest
 
@@ -77,7 +77,7 @@ SUITES: Final = {
             # A cache is not copied to add columns.
             or (("new_kv" in named or named.get("paged_kv_block_size")) and named["d"] % 8)
         ),
-        # Queries with pages must not require gradients; this test does not use them.
+        # Queries with pages must not require gradients; this test does not use the gradients.
         changes={
             r"(?m)^( *)q_unpad,\n( *k_unpad if paged_kv_block_size is None)": (
                 r"\1q_unpad if paged_kv_block_size is None else q_unpad.detach(),\n\2"
@@ -113,7 +113,7 @@ SUITES: Final = {
 def rewrite_imports(
     text: str, has: Callable[[str, str], bool], suite: Suite = SUITES["2"]
 ) -> tuple[str, list[str]]:
-    """Import from compat the names that it has; return the file and the missing names."""
+    """Import from compat the names that compat has; return the file and the missing names."""
     lines, dropped = text.splitlines(), []
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
     for node in sorted(imports, key=lambda node: node.lineno, reverse=True):

@@ -70,7 +70,7 @@ class Result:
 
     @property
     def kind(self) -> str:
-        """The kernels that the case tested: ours if they computed any of its calls."""
+        """The kernels that the case tested: ours if ours computed any call of the case."""
         return SERVED if self.served else PASSED_ON if self.passed_on else OTHER
 
 

@@ -89,7 +89,7 @@ def compare(path: Path, folder: Path) -> Ours:
 
 
 def compare_kernels(ours: Counter[Resources], theirs: Counter[Resources]) -> None:
-    """Fail unless our kernels equal theirs; they also list device functions."""
+    """Fail unless our kernels equal cuobjdump's, which also lists device functions."""
     assert not ours - theirs
     functions = {one.name for one in theirs - ours}
     assert functions.isdisjoint(one.name for one in ours)

@@ -313,7 +313,7 @@ def test_more_blocks_than_a_launch_has_say_what_to_do(program: Path, codes: dict
     assert "hint: pass less at a time" in first.errors[0]
 
 
-# 1000 queries and keys of 2 x 4 heads: dS takes 16 MiB. With less room it is cut into chunks.
+# 1000 queries and keys of 2 x 4 heads: dS takes 16 MiB. With less room, dS is computed in chunks.
 SIZES = "2 1000 1000 1 4 -1"
 
 

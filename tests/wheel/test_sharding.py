@@ -98,7 +98,7 @@ def call(tensors: list[Any], case: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def compare(mesh_shape: tuple[int, ...], placements: tuple[Any, ...], case: dict[str, Any]) -> None:
-    """Compare a sharded call with one of whole tensors, forward and backward."""
+    """Compare a sharded call with a call of whole tensors, forward and backward."""
     case = dict(case)
     mesh = init_device_mesh("cpu", mesh_shape)
     of_keys = case.pop("placements_k", placements)

@@ -54,7 +54,7 @@ def dropout_mask(
     rng_state: Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Return which weights attention drops, to check or repeat a call; it stores all of them.
+    """Return which weights attention drops, to check or repeat a call: one boolean per weight.
 
     If the generator has the same state as before a call, for example after the same
     `torch.manual_seed`, these are the weights that the call dropped. They depend only on the seed,

@@ -47,7 +47,7 @@ def make_attend(name: str, problem: Problem) -> Attend:
 
 @contextmanager
 def determinism_of(name: str) -> Iterator[None]:
-    """Run a baseline in deterministic mode if its name says so, as users would.
+    """Use torch's deterministic mode within this context if the baseline's name says so.
 
     torch then also fills new memory: outputs, and workspaces of a peer.
     """

@@ -64,7 +64,7 @@ def measure_against_float64(found: tuple[Tensor, ...], problem: Problem) -> dict
 
 
 def _compute_float64(problem: Problem) -> list[Tensor]:
-    """Return out, dq, dk, dv, one head of k and v at a time."""
+    """Return out, dq, dk, dv, computed for one kv head at a time."""
     shape = problem.shape
     group = shape.num_heads_q // shape.num_heads_kv
     masked = Masked.of(problem)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Tell = Callable[[str], None]
 
 ROUNDS: Final = 3
-LEAD: Final = 0.25  # warm-up before a loop, relative to it, for clocks and caches
+LEAD: Final = 0.25  # warm-up of clocks and caches, relative to the loop
 _PROBES: Final = 9  # most runs for a first estimate
 _PROBE_SECONDS: Final = 0.02  # stop estimating after this time
 _COLD_RUNS: Final = 3  # runs between two synchronizations
@@ -95,9 +95,9 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
 
     Args:
         runs: The runs by baseline.
-        clock: The clock of their device.
+        clock: The clock of the device of the runs.
         seconds: Length of a loop. Each baseline has three loops.
-        cold: Empty L2 before each run. Runs are then timed one by one, with the flushes between.
+        cold: Empty L2 before each run. Runs are then timed one by one, each after a flush.
         repeats: Number of attentions in a run. Given for graphs, whose runs are replays.
         tell: Called with each baseline before it runs.
 

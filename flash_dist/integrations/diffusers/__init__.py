@@ -43,7 +43,7 @@ def _add_member(names: Any) -> Any:  # noqa: ANN401 - an enum of strings
     if member is None:
         member = str.__new__(names, NAME)
         member._name_, member._value_ = NAME.upper(), NAME
-        setattr(names, member._name_, member)  # while it is not in the map yet
+        setattr(names, member._name_, member)  # before the member is in the map
         names._member_names_.append(member._name_)
         names._member_map_[member._name_] = member
         names._value2member_map_[NAME] = member

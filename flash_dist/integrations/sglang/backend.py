@@ -56,7 +56,7 @@ class FlashDistBackend(AttentionBackend):
         """Describe a batch once for all layers.
 
         Raises:
-            NotImplementedError: The batch is one of speculative decoding or of a diffusion model.
+            NotImplementedError: The batch belongs to speculative decoding or to a diffusion model.
         """
         check_mode(forward_batch.forward_mode, (*_DECODING, *_CHUNKS))
         lengths = forward_batch.seq_lens.to(torch.int32)
@@ -84,7 +84,7 @@ class FlashDistBackend(AttentionBackend):
         """Select the part of the allocated description that a decoding graph reads.
 
         Raises:
-            NotImplementedError: The graph is not one of decoding.
+            NotImplementedError: The graph is not for decoding.
         """
         check_mode(forward_batch.forward_mode, _DECODING)
         n, whole = forward_batch.batch_size, self._static
@@ -119,7 +119,7 @@ class FlashDistBackend(AttentionBackend):
 
         Args:
             q: [tokens, num_heads_q * head_dim].
-            k: [tokens, num_heads_kv, head_dim]; None if they are in the cache already.
+            k: [tokens, num_heads_kv, head_dim]; None if the keys are in the cache already.
             v: Likewise, with head_dim_v.
             layer: The layer of the model.
             forward_batch: The batch; its description must exist already.

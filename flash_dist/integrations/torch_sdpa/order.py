@@ -22,7 +22,7 @@ FLASH: Final[int] = SDPBackend.FLASH_ATTENTION.value
 
 _SELECT: Final = "_select_backend"  # torch 2.15: returns a backend
 _ASK: Final = "_can_use_cudnn"  # torch 2.14: returns a boolean
-_FIXED: Final = "_should_use_cudnn"  # older torch has only this one: set to False
+_FIXED: Final = "_should_use_cudnn"  # the only name in older torch: set to False
 
 _wishes: Final = {"always": False}
 

@@ -36,7 +36,7 @@ class Registration:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_OVERRIDING)  # overriding is intended
             for name, serve in _KERNELS.items():
-                if hasattr(torch.ops.aten, name):  # one of them is missing before torch 2.12
+                if hasattr(torch.ops.aten, name):  # torch before 2.12 lacks one of the names
                     kernel = _join(serve, _find_kernel(f"aten::{name}", key))
                     self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
         self._order = Order()

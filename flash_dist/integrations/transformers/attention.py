@@ -61,9 +61,10 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
             hide a key. A query without visible keys gives zero.
         dropout: Fraction of the weights that is dropped; 0 for one query of `generate`.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
-        sliding_window: Number of keys that a query sees, including its own; unless a mask is given.
+        sliding_window: Number of keys that a query sees, including its own; ignored if a mask is
+            given.
         softcap: A score s becomes softcap * tanh(s / softcap); None or 0: no cap.
-        is_causal: Whether a query sees no later keys; unless a mask is given.
+        is_causal: Whether a query sees no later keys; ignored if a mask is given.
         s_aux: [num_heads_q], sinks: one more score per row, without a value. Differentiable.
         position_bias: Numbers that are added to the scores, as in T5. Differentiable.
         cache: Must be None.
@@ -132,7 +133,7 @@ def _attend(
     if layer_mask.keys is not None:
         k, v = k[:, : layer_mask.keys], v[:, : layer_mask.keys]
         scores = scores.cut(k.shape[1])
-    is_open = layer_mask.packed or layer_mask.is_band  # others may add documents
+    is_open = layer_mask.packed or layer_mask.is_band  # other masks may add documents
     packing = _read_packing(others) if is_open else None
     documents = None
     if packing is None and is_open:
@@ -140,7 +141,7 @@ def _attend(
     mask: BlockMask | IntervalMask | None = layer_mask.mask
     if packing is None and not (layer_mask.graph is None and documents is None) and is_symbolic(q):
         mask = plan_traced(layer_mask, documents, q.shape[1], k.shape[1], q.device)
-    elif documents is not None and layer_mask.segments is None:  # else they are known
+    elif documents is not None and layer_mask.segments is None:  # otherwise the documents are known
         layer_mask = replace(layer_mask, segments=find_packed(documents, len(q)))
         if layer_mask.segments is not None:
             refuse_constant("position_ids")

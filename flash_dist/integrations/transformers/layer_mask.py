@@ -33,7 +33,7 @@ class Segments:
         self._masks: Final[dict[Band, BlockMask]] = {}
 
     def on(self, device: torch.device) -> Tensor:
-        """Return cu_seqlens on a device; the first use copies it without waiting."""
+        """Return cu_seqlens on a device; the first call copies cu_seqlens without waiting."""
         found = self._copies.get(device)
         if found is None:
             found = self._copies[device] = send(self._bounds, device)

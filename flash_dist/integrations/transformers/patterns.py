@@ -59,7 +59,7 @@ def read_pattern(function: Callable[..., Any]) -> Pattern | None:
             found = inner if inner is not None and inner.documents is None else None
         case "sliding_window_bidirectional_overlay.<locals>.inner_mask":
             found = Pattern(Band(variables["sliding_window"], variables["sliding_window"]))
-        case "sliding_window_overlay.<locals>.inner_mask":  # it counts the query itself
+        case "sliding_window_overlay.<locals>.inner_mask":  # the window counts the query itself
             found = Pattern(Band(left=variables["sliding_window"] - 1))
     return found
 

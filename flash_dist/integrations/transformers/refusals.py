@@ -38,7 +38,8 @@ _DROPOUTS: Final = (
     "dropout",
 )
 
-# Some models put selected keys into the mask for eager and sdpa, and pass indices to others.
+# For eager and sdpa, some models put selected keys into the mask. To other attentions they pass
+# indices.
 _PICKED: Final = "no kernels for selected keys"
 _UNSUPPORTED: Final = {  # by name: what a module asks for, what is missing, a hint
     "indices": ("indices", _PICKED, _EAGER),

@@ -72,7 +72,7 @@ def trace_mask(
 def plan_traced(
     layer_mask: LayerMask, documents: Tensor | None, queries: int, keys: int, device: torch.device
 ) -> IntervalMask:
-    """Return the plan of the visible keys; layers that ask for the same share it.
+    """Return the plan of the visible keys; layers with equal requests share a plan.
 
     Args:
         layer_mask: Made by the mask function.

@@ -123,7 +123,7 @@ class Sharding(NamedTuple):
         return ranks
 
     def find_part(self, kind: str, size: int) -> slice:
-        """Return this rank's entries or heads, as Shard distributes them; a single one is kept."""
+        """Return this rank's entries or heads, as Shard distributes them; a size of 1 is kept."""
         begin, end = 0, size
         for i, one in enumerate(self.kinds):
             if one == kind and size != 1:

@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 @pytest.fixture(autouse=True)
 def _its_own_backend() -> Iterator[None]:
-    """Restore diffusers' default backend: a name that one model sets becomes that of all."""
+    """Restore diffusers' default backend: the name that one model sets applies to all models."""
     with diffusers.attention_backend("native"):
         yield
 

@@ -76,7 +76,7 @@ assert any(name.startswith("f_") for name in sys.modules)
 """
 
 # Requests of several lengths at once, with a paged cache. transformers passes pages for single
-# queries only on CUDA, so the program skips its test of the machine.
+# queries only on CUDA, so the program skips transformers' test of the machine.
 BATCHES = """
 import inspect
 import torch

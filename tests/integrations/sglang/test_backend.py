@@ -122,7 +122,7 @@ def step(  # noqa: PLR0913, PLR0917 - a batch and its layer
     rows: list[int] | None = None,
     **options: Any,  # noqa: ANN401
 ) -> list[torch.Tensor]:
-    """Attend as a layer of a model does: its q has one axis for heads and columns."""
+    """Attend as a layer of a model does: q has one axis for heads and columns."""
     new = [len(q) for q in inputs.q]
     batch = make_batch(runner, mode, rows or [*range(1, len(new) + 1)], prefixes, new)
     backend.init_forward_metadata(batch)

@@ -58,7 +58,7 @@ MADE = {
 
 
 def find_words(figure: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - matplotlib's
-    """Return every text that is drawn, with the box that it takes."""
+    """Return every drawn text, with its bounding box."""
     renderer = figure.canvas.get_renderer()
     figure.draw(renderer)
     texts = [*figure.texts, *(one for legend in figure.legends for one in legend.get_texts())]

@@ -1,4 +1,4 @@
-"""The README's table of supported GPUs: it is that of this tree, and follows the kernels."""
+"""The README's table of supported GPUs is up to date and derived from the table of kernels."""
 
 from __future__ import annotations
 

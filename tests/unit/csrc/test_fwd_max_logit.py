@@ -31,7 +31,7 @@ CHANGES: Final[dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]] = {
 
 
 def draw(seqlen_q: int, seqlen_k: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors of two query heads and one key head, the same ones every time."""
+    """Return tensors of two query heads and one key head, equal in every call."""
     made = torch.Generator().manual_seed(1)
     q = torch.randn(1, seqlen_q, 2, head_dim, generator=made)
     k, v = (torch.randn(1, seqlen_k, 1, head_dim, generator=made) for _ in range(2))
@@ -39,7 +39,7 @@ def draw(seqlen_q: int, seqlen_k: int, head_dim: int) -> tuple[Tensor, Tensor, T
 
 
 def check(tensors: tuple[Tensor, ...], visible: Tensor, *, sm_count: int) -> None:
-    """Compare max_logit with float64, and out and lse with a call without it, bit for bit."""
+    """Compare max_logit with float64, and the bits of out and lse with a call without max_logit."""
     q, k, v = (x.bfloat16() for x in tensors)
     causal = not bool(visible.all())
     gpu = Gpu(capability=90, plan=227, sm_count=sm_count)

@@ -77,8 +77,8 @@ inline float2 load_shared_8(uint32_t at) { return {shared[at / 4], shared[at / 4
 """,
 }
 
-# Prints the largest error of the forward's scores, infinite if one depends on others, then those of
-# P and of the factors of dS.
+# Prints three largest errors: of the forward's scores (infinite if a score depends on other
+# scores), of P, and of the factors of dS.
 PROGRAM: Final = """
 #include <algorithm>
 #include <cstdio>

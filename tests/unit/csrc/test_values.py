@@ -32,7 +32,7 @@ int main() {
 
 
 def test_the_words_that_differ_least_come_first(tmp_path: Path) -> None:
-    """A call with a combination of words that no kernel has gets a list of the built ones."""
+    """A call whose combination of words no kernel has gets a list of the built combinations."""
     (tmp_path / "product.h").write_text("#define KERNEL_NAMESPACE example\n")
     axes = "constexpr int WORD_AXES = 2, KEY_AXES = 3;"
     (tmp_path / "roles.h").write_text(f"namespace example {{ {axes} }}\n")

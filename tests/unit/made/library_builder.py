@@ -80,7 +80,7 @@ class Lab:
 
 @cache
 def _compile(source: str, options: tuple[str, ...], version: str, soname: str) -> bytes:
-    """Compile a library without needs, once: many tests use the same ones."""
+    """Compile a library without needs. Results are cached: many tests use equal libraries."""
     return _link(source, options, version, soname, ())
 
 

@@ -170,7 +170,7 @@ def intervals(draw: st.DrawFn, shape: Shape) -> Case:
 
 @st.composite
 def far_apart(draw: st.DrawFn, shape: Shape) -> Case:
-    """Draw intervals that end at or near tile edges; in some tiles odd rows have others."""
+    """Draw intervals that end at or near tile edges; in some tiles odd rows have other bounds."""
     generator = seeded(draw)
     planes = draw(st.sampled_from([(), (shape.batch,), (shape.batch, shape.heads)]))
     size = (*planes, -(-shape.seqlen_q // 64), 2, 2)  # per tile: even and odd rows, lo and hi

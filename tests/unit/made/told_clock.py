@@ -83,7 +83,7 @@ class Told:
         def launch() -> object:
             before = self.attentions
             result = replay()
-            self.attentions = before + repeats  # a CPU launches each one again
+            self.attentions = before + repeats  # a CPU launches each attention again
             return result
 
         return launch

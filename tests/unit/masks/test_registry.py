@@ -30,7 +30,7 @@ class Buffer:
 
 
 class Gpus:
-    """The current device, the current stream of each, and whether it is being captured."""
+    """Stub of torch.cuda: current device, current stream of each device, and capture state."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.device, self.streams, self.capturing = 0, {0: 0, 1: 0}, False

@@ -181,7 +181,7 @@ def run_tests(folder: Path, package: str, *options: str) -> subprocess.Completed
 
 
 def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_path: Path) -> None:
-    """The package under test serves one function, and computes it wrongly for d 16."""
+    """The package under test has one function, whose result is wrong for d 16."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_flash_attn.py").write_text(TESTS)
     done = run_tests(tmp_path, PACKAGE, "--longest=64")
@@ -194,7 +194,7 @@ def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_
 
 
 def test_caches_of_version_3_are_asked_for_by_our_names(tmp_path: Path) -> None:
-    """The package under test serves a paged cache, and computes it wrongly for pages of 32."""
+    """The package under test supports a paged cache; its result is wrong for pages of 32."""
     (tmp_path / "hopper").mkdir()
     (tmp_path / "hopper" / "test_flash_attn.py").write_text(TESTS_3)
     (tmp_path / "hopper" / "test_util.py").write_text("def expect(page):\n    return page\n")

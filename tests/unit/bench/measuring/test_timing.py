@@ -30,7 +30,7 @@ class MadeMark:
 
 @dataclass
 class MadeClock:
-    """A clock that stands still, except that each run advances it by its own duration."""
+    """A clock that stands still, except that each run advances the clock by the run's duration."""
 
     ms: float = 0.0
     captures: bool = False

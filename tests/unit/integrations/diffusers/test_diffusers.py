@@ -58,7 +58,7 @@ def test_the_function_is_registered_under_a_member_of_its_own(
     fake(monkeypatch, {"AttentionBackendName": Names, "_AttentionBackendRegistry": Registry})
     monkeypatch.setattr(Registry, "known", {}, raising=False)
     module = ModuleType("attention")
-    module.__dict__["attend"] = print  # the real one loads the extension
+    module.__dict__["attend"] = print  # the real function loads the extension
     monkeypatch.setitem(sys.modules, f"{integration.__name__}.attention", module)
     name = integration.register()
     assert name == integration.register() == integration.NAME

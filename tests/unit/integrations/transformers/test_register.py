@@ -40,7 +40,7 @@ def test_both_functions_are_registered_under_the_name(monkeypatch: pytest.Monkey
     attention, mask = Interface(), Interface()
     fake(monkeypatch, AttentionInterface=attention, AttentionMaskInterface=mask)
     module = ModuleType("attention")
-    module.__dict__["attention_forward"] = print  # the real one loads the extension
+    module.__dict__["attention_forward"] = print  # the real function loads the extension
     monkeypatch.setitem(sys.modules, f"{integration.__name__}.attention", module)
     assert integration.register() == integration.NAME
     assert integration.register() == integration.NAME

@@ -355,7 +355,7 @@ TAMPERED: dict[str, Tampered] = {
         FOREIGN,
         both(add("flash_dist/x.pth"), edit(MANIFEST, TYPED, TYPED + b', "x.pth"')),
     ),
-    # Text that two readers interpret differently, or only a newer one.
+    # Text that two readers interpret differently, or that only a newer reader understands.
     "newer kind of METADATA": Tampered(
         {"metadata"}, edit(METADATA, b"Metadata-Version: 2.4", b"Metadata-Version: 9.9")
     ),

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.binaries.budget import Work
 
 MIB = 1 << 20
-# The largest counts seen in one file, and its size. Files: torch 2.11 and 2.7, NCCL 2.27 and 2.30,
-# cuBLASLt 13, cuDNN 9 (libraries), and torch's wheels.
+# The largest counts seen in one file, and the size of that file. Files: torch 2.11 and 2.7, NCCL
+# 2.27 and 2.30, cuBLASLt 13, cuDNN 9 (libraries), and torch's wheels.
 SEEN: dict[Work, tuple[int, int]] = {
     "bytes": (7_000 * MIB, 420 * MIB),
     "searched": (1_600 * MIB, 420 * MIB),
@@ -105,7 +105,7 @@ def test_no_file_uses_up_the_budget_of_another_files_bytes() -> None:
 def test_a_hundred_small_files_that_ask_for_everything_are_as_much_work_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """Each file unpacks to a thousand times its size; together they get the budget of one."""
+    """Each file unpacks to a thousand times its size; all files together get the budget of one."""
     worked: Counter[str] = Counter()
     spend = Budget.spend
 

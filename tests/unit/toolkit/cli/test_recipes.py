@@ -116,7 +116,7 @@ def test_what_if_and_comparison_answer(project: Path) -> None:
 
 
 def accept(command: list[str]) -> argparse.Namespace:
-    """Parse a command with our own parser; it raises UsageError for unknown parts."""
+    """Parse a command with our own parser, which raises UsageError for unknown parts."""
     assert command[:3] == ["python", "-m", "flash_dist"]
     return make_parser().parse_args(command[3:])
 

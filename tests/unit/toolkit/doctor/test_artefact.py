@@ -1,4 +1,4 @@
-"""Doctor on addresses: it judges a wheel, and the best wheel of an index page."""
+"""Doctor on addresses: of a wheel, and of an index page, whose best wheel doctor judges."""
 
 from __future__ import annotations
 

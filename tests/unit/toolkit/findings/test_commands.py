@@ -145,7 +145,7 @@ def test_nox_has_the_sessions_named_in_hints() -> None:
     "command", [one for one in told_by_entries() if re.search(r"(?:^| )pip (?!un)\w", one)]
 )
 def test_pip_has_the_options_named_in_hints(command: str) -> None:
-    """pip finds nothing without an index, and says so only if it understands the rest."""
+    """pip finds nothing without an index, and says so only if pip understands the options."""
     words = words_of(command)
     start = words.index("pip")
     argv = [sys.executable, "-m", *words[start:], "--no-index", "-q", "--dry-run"]
@@ -277,7 +277,7 @@ def test_commands_that_recompile_a_package_really_do() -> None:
 
 
 def test_a_newer_torch_is_never_advised_alone() -> None:
-    """Packages compiled for the old torch do not load beside it."""
+    """Packages compiled for the old torch do not load beside a newer torch."""
     for one in FINDINGS.values():
         if "pip install --upgrade torch`" in one.remedy:
             assert "again" in one.remedy, one.id

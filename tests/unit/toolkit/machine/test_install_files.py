@@ -208,7 +208,7 @@ def test_a_source_tree_alone_is_to_be_built_and_left(tree: Path) -> None:
 
 def test_only_the_tree_that_python_started_in_is_to_be_left(package: Path, tree: Path) -> None:
     inside = read_install_files(tree / "flash_dist", [str(package.parent), str(tree)])
-    assert not inside.in_sources  # PYTHONPATH has it, so `cd` would not help
+    assert not inside.in_sources  # in PYTHONPATH, so `cd` would not help
     assert not read(package).in_sources
     assert build_fix(read(package)) == (
         "install a wheel: `python -m flash_dist select` says which, and how"
