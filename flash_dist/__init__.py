@@ -1,7 +1,7 @@
 """Deterministic attention for PyTorch on NVIDIA GPUs, and tools that build and audit CUDA wheels.
 
-Importing flash_dist needs neither torch nor a GPU: names are loaded on first use, so that `python
--m flash_dist doctor` starts on a broken install.
+Importing flash_dist needs neither torch nor a GPU: names are loaded on first use, so that
+`python -m flash_dist doctor` starts on a broken install.
 """
 
 from __future__ import annotations

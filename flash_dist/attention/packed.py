@@ -123,8 +123,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         return_lse: Return (out, lse).
         return_max_logit: Return max_logit, too, as `flash_attn_func` does. Not with block_table and
             seqused_k.
-        batch_invariant: Whether the gradients of a sequence have the same bits whatever else is
-            packed with it. Not with a mask that is no band.
+        batch_invariant: Whether the gradients of a sequence must not depend on the other sequences.
+            Not with a mask that is no band.
         mask: A result of `BlockMask.packed` or `IntervalMask.packed` for the same cu_seqlens, or a
             band, which applies to each sequence. A packed mask runs the pack as one sequence: the
             bits of a sequence depend on where it begins in the pack, a NaN may spread to sequences

@@ -102,7 +102,7 @@ def shorten(name: str) -> str:
 
 
 def _is_runtime(name: str) -> bool:
-    """Return whether a name is of a CPU call (`cudaLaunchKernel`) or a memory operation."""
+    """Return whether a name is that of a CPU call (`cudaLaunchKernel`) or a memory operation."""
     return re.match(r"cu(da)?[A-Z]|Mem(set|cpy)\b|Activity Buffer|Lazy|INVALID", name) is not None
 
 

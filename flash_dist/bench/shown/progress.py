@@ -49,7 +49,7 @@ def watch(
 
     def advance(row: Row) -> None:
         nonlocal done
-        if row.eager:  # in addition to a counted one
+        if row.eager:  # repeats a counted row
             return
         done += 1
         progress.update(task, advance=1)

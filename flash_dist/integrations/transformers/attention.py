@@ -119,7 +119,7 @@ def _choose(
 
 
 def _require_sizes(module: torch.nn.Module, layer_mask: LayerMask, queries: int, keys: int) -> None:
-    """Raise ValueError if the mask does not cover all keys, such as those that deepseek_v4 adds."""
+    """Raise ValueError if the mask lacks keys of the layer, such as keys that deepseek_v4 adds."""
     made, got = layer_mask.sizes, (queries, keys)
     if made is not None and made != got and not (layer_mask.is_band and layer_mask.band.is_full):
         refuse_sizes(module, made, got)

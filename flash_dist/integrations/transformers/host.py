@@ -52,7 +52,7 @@ def find_changes(ids: Tensor) -> Tensor:
 
 
 def has_parts(ids: Tensor) -> bool:
-    """Return whether an id occurs again after others, so that its tokens are in several parts."""
+    """Return whether an id occurs again after other ids: its tokens are then in several parts."""
     return bool((find_changes(ids).sum(1) != find_changes(ids.sort(1).values).sum(1)).any())
 
 

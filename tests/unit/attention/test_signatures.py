@@ -75,7 +75,7 @@ def ours(name: str, file: str = "__init__.py") -> Signature:
 
 
 def published(peer: str) -> list[Any]:
-    """Return module, function and signature of all that a peer's data has, as parameters."""
+    """Return pytest parameters: module, name and signature of each function in a peer's data."""
     return [
         pytest.param(module["module"], name, Signature.parse(text), id=f"{module['module']}.{name}")
         for module in PUBLISHED

@@ -916,7 +916,7 @@ def test_partial_sums_of_shared_queries_take_half_the_budget() -> None:
         (square(1, 4096, 16, 4), 128, True),
         (square(1, 4096, 4, 4), 96, True),
         (square(1, 4096, 4, 4), 64, False),  # at head_dim 64 storing dS takes 1.5 times as long
-        (square(1, 4096, 16, 16), 128, False),  # with more waves only the first waits
+        (square(1, 4096, 16, 16), 128, False),  # of several waves only the first waits
         (square(1, 4096, 1, 1), 128, False),  # the queries are split
     ],
     ids=str,

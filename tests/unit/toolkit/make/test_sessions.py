@@ -71,7 +71,7 @@ NATIVE = ("build_wheels", "build_arm")  # install less in a container: both case
 
 @dataclass
 class Fake:
-    """A session that records the groups it installs, and those with which it runs a module."""
+    """A session that records which groups it installs, and with which groups it runs a module."""
 
     folder: Path
     posargs: list[str]

@@ -434,7 +434,7 @@ def test_a_child_that_dies_is_a_finding(code: str, cause: str, said: str) -> Non
 
 
 def test_a_child_that_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timeout starts after the last output of the child, however long that takes."""
+    """The timeout counts from the child's last output, however late the output comes."""
     now = [0.0]
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
     command = [sys.executable, "-c", CASE_THEN + "time.sleep(600)"]

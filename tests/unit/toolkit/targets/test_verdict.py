@@ -345,7 +345,7 @@ def test_a_role_is_told_from_its_families_name() -> None:
 def test_the_family_made_for_a_target_is_taken_there() -> None:
     build = with_specific(make_build(HOPPER), 64)
     assert chosen(build, "9.0") == "fwd_sm90"
-    assert chosen(build, "9.0", smem=64 * 1024) == "fwd"  # its plan does not fit
+    assert chosen(build, "9.0", smem=64 * 1024) == "fwd"  # fwd_sm90's plan does not fit
     verdict = judge_device(build, situation("9.0"))
     assert verdict
     (forward,) = (k for k in verdict.kernels if k.key == make_key("fwd", "bf16", 64, 64))
