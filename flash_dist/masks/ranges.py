@@ -26,8 +26,8 @@ def to_tiles(x: Tensor) -> Tensor:
 def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
     """Return [..., query tiles, 4]: min and max of lo, then min and max of hi.
 
-    Only rows that see a key count. If a row sees none, max of lo and min of hi are 0, so that the
-    tile does not count as full.
+    Rows that see no key have no effect on min of lo and max of hi. If a tile has such a row, max of
+    lo and min of hi are 0, so that the tile does not count as full.
     """
     exists = to_tiles(torch.ones(lo.shape[-1], dtype=torch.bool, device=lo.device))
     lo, hi = to_tiles(lo), to_tiles(hi)

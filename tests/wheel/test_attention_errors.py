@@ -322,7 +322,7 @@ def packed_inside(longest: int) -> Tensor:
 
 
 def refuse(call: Callable[..., object], name: str) -> Case:
-    """Return a case of an argument that refuses every value with an effect."""
+    """Return the case of an argument for which every value with an effect is refused."""
     value, text = UNSERVED[name]
     return (lambda: call(**{name: value})), (ValueError, text)
 

@@ -244,7 +244,7 @@ def assert_memory_follows_the_formula(made: dict[str, Any], shape: dict[str, Any
         rests = units * split * members * up(queries)
     if all(chunk["last_stripe"] for chunk in chunks) and not are_cells:
         rests = 0
-    # fp32 dK and dV: of all splits, else of the key chunks whose queries are not complete.
+    # fp32 dK and dV: with splits, of all splits. Without, of key chunks with incomplete queries.
     keys = shape["batch"] * shape["num_heads_kv"] * shape["seqlen_k"] * split
     if split == 1:
         keys = units * shape["seqlen_k"] if are_cells else 0
