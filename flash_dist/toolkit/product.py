@@ -1,9 +1,9 @@
 """Description of a package: its name, operators, selftest cases, variables and subcommands.
 
-It is read from `product.json` in the package that this toolkit is a folder of. A toolkit that is
-installed by itself serves the project in the current folder, if its `pyproject.toml` has a table
-`[tool.kernels]`, and no package otherwise. Names in it are imported on first use: the toolkit
-itself imports nothing of the package.
+The description is read from `product.json` in the package that this toolkit is a folder of. A
+toolkit that is installed by itself serves the project in the current folder, if its
+`pyproject.toml` has a table `[tool.kernels]`, and no package otherwise. Parts that the description
+names are imported on first use: the toolkit itself imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Product:
-    """The package. It names its parts as `module` or `module:function`, relative to itself."""
+    """The package. A part is named `module` or `module:function`, relative to the package."""
 
     name: str  # of the distribution, and namespace of its torch operators
     library: str  # file of the kernels; each renamed copy of the package has its own
@@ -91,7 +91,8 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the product of a project as `product.json` has it.
 
     Args:
-        data: Its `pyproject.toml`. Malformed parts are left out; `make.declaration` reports them.
+        data: The `pyproject.toml` of the project. Malformed parts are left out; `make.declaration`
+            reports them.
     """
     project, own = _table(data, "project"), _table(_table(data, "tool"), TABLE)
     dispatch, urls = _table(own, "dispatch"), _table(project, "urls")

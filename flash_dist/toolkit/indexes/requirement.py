@@ -37,7 +37,7 @@ def read_line(text: str) -> str | Pinned | None:
         An address or path of a wheel, a version on an index, or None for another line.
 
     Raises:
-        UsageError: The requirement has no version, or more than one, or no index.
+        UsageError: A requirement names an index without one version, or a version without an index.
     """
     try:
         words = shlex.split(text)

@@ -30,7 +30,7 @@ _GLIBC = re.compile(r"GLIBC_[0-9.]+")
 _TAGGED = re.compile(r"[^.]+(\.(?:cpython|pypy|abi3)[^.]*\.so)")
 _CPYTHON = re.compile(r"\.cpython-([0-9])([0-9]+)(t?).*")
 _PYTHON_SYMBOL = re.compile(r"_?Py[A-Z_]\w*")
-_PYTHON_KNOWN = "PyObject_Call"  # found: the interpreter can be read
+_PYTHON_KNOWN = "PyObject_Call"  # every readable interpreter defines this
 
 
 @dataclass(frozen=True)

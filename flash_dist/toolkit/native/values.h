@@ -33,8 +33,8 @@ inline Values smallest_holding(const std::vector<Values>& compiled, const Values
   return best == nullptr ? Values{} : *best;
 }
 
-// The words of compiled values, each once, with sizes of 0; those that differ from a call's words
-// on the fewest axes come first.
+// Returns the words of compiled values, each combination once, with sizes of 0. Words that differ
+// from a call's words on the fewest axes come first.
 inline std::vector<Values> nearest_words(const std::vector<Values>& compiled,
                                          const Values& values) {
   std::vector<Values> found;

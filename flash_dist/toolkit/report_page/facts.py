@@ -79,7 +79,7 @@ def _group(title: str, facts: Iterable[Fact], *, empty: str = "") -> Markup:
 
 
 def _take(left: Json, name: str) -> Json:
-    """Remove and return a part; an absent or null one is empty."""
+    """Remove and return a part; return an empty part if it is absent or null."""
     return left.pop(name, None) or {}
 
 

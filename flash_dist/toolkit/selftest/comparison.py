@@ -58,7 +58,7 @@ def _mix(value: Number) -> Number:
 def hash_bits(seed: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Hash (seed, index) to 32 bits: mix(index ^ mix(seed)), as int64 [count].
 
-    It uses integer operations only, so that every machine and version has the same inputs.
+    The hash uses integer operations only, so that inputs are equal on every machine and version.
     """
     index = torch.arange(count, dtype=torch.int64, device=device)
     return _mix(index ^ _mix(seed & _MASK))

@@ -1,8 +1,9 @@
 """Computes the expected values of cases on the CPU, once for all GPUs of a host.
 
-Parallel selftests share them in a private folder of their parent, which is bounded and ends with
-the run. The first process that needs a case computes it, and the others wait. The inputs are made
-on the CPU: a GPU that makes different inputs fails alone, and does not affect other GPUs.
+Parallel selftests share the values in a private folder of their parent process. The folder has a
+maximum size and is deleted at the end of the run. The first process that needs a case computes it,
+and the others wait. The inputs are made on the CPU: a GPU that makes different inputs fails alone,
+and does not affect other GPUs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ExactValues:
         return found
 
     def _write(self, path: Path, exact: Exact) -> None:
-        """Store the values for others if there is room; they see a complete file or none."""
+        """Store the values if there is room; other processes see a complete file or none."""
         size = sum(values.numel() * values.element_size() for values in exact.values.values())
         part = path.with_suffix(f".{os.getpid()}")
         with suppress(OSError, RuntimeError):  # RuntimeError: torch's error for a full disk
@@ -64,7 +65,7 @@ def _turn(lock: Path) -> Iterator[None]:
     """Admit one process at a time; if it dies, admit the next."""
     try:
         file = lock.open("wb")
-    except OSError:  # each process then computes its own
+    except OSError:  # each process then computes the values
         yield
         return
     with file:

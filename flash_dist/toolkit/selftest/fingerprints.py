@@ -67,7 +67,7 @@ class Reference:
     setting: Setting
     kernels: Mapping[str, str]  # code hash by name
     fingerprints: tuple[Fingerprint, ...]
-    toolkit: str = DEFAULT_TOOLKIT  # CUDA version of their compiler
+    toolkit: str = DEFAULT_TOOLKIT  # CUDA version of the kernels' compiler
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Reference:

@@ -30,10 +30,10 @@ class Member:
 
     rank: int
     host: str
-    gpu: Gpu | None  # None: this rank has none, or runs the reference path on the CPU
+    gpu: Gpu | None  # None: the rank has no GPU, or runs the reference path on the CPU
     setting: Setting
     fingerprints: tuple[Fingerprint, ...]
-    result: CheckResult  # of its selftest
+    result: CheckResult  # of the selftest
     round: int = 0
 
     @property
@@ -56,7 +56,7 @@ class Odd:
     case: str
     tensor: str
     agreeing: int  # number of (rank, round) pairs with the most common bits
-    certain: bool  # whether they are a majority
+    certain: bool  # whether these pairs are a majority
 
 
 def compare_members(members: Iterable[Member]) -> tuple[CheckResult, ...]:

@@ -48,9 +48,9 @@ def run_selftest(
     Args:
         device: Number in CUDA's order.
         runs: Number of runs of each case.
-        timeout: Seconds.
+        timeout: Seconds allowed.
         child: Arguments of Python; tests replace the child.
-        together: Runs it in parallel with other devices; None runs it alone.
+        together: Runs the selftest in parallel with those of other devices; None runs it alone.
     """
     if together is not None and device in together:
         return judge_outcome(device, runs, together.outcome(device))

@@ -1,7 +1,7 @@
 """Runs the selftests of several GPUs in parallel, within cores and memory, with progress.
 
-Each has its own process. The first process that needs a case's expected values computes them on the
-CPU, and the others read them: see exact.py.
+Each selftest has its own process. The first process that needs a case's expected values computes
+them on the CPU, and the others read them: see exact.py.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class _Child:
     watched: Generator[Path, None, Outcome]
     cases: int = 0
     done: int = 0
-    read: int = 0  # bytes of its report
+    read: int = 0  # bytes of the report that were read
 
     def count(self, report: Path) -> None:
-        """Read new lines of its report; an incomplete line waits."""
-        with suppress(OSError), report.open("rb") as file:  # it does not exist at first
+        """Read new lines of the report; leave an incomplete line for the next call."""
+        with suppress(OSError), report.open("rb") as file:  # the report does not exist at first
             file.seek(self.read)
             lines = file.read().splitlines(keepends=True)
             for line in (one for one in lines if one.endswith(b"\n")):
@@ -87,7 +87,7 @@ class SideBySide:
     """Runs the selftests of some GPUs, starting when the first of them is requested.
 
     Args:
-        commands: The child process of each, by the name of its device.
+        commands: The command of each selftest, by the name of the device.
         timeout: Seconds for one selftest.
         cores: Cores of this host; None asks it.
         free_bytes: Free memory of this host; None asks it.
@@ -160,7 +160,7 @@ class SideBySide:
             child.count(report)
 
     def progress(self) -> Progress:
-        """Report the progress of all; assume the average number of cases where it is unknown."""
+        """Report the progress of all; the average replaces an unknown number of cases."""
         known = [(one.done, one.cases) for one in self._running.values() if one.cases]
         known += [(cases, cases) for _, cases in self._ended.values()]
         if not known:

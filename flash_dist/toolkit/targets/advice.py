@@ -81,7 +81,7 @@ def describe_covering(
 
 
 def arm_note(devices: Iterable[Device], machine: str, archsets: Iterable[ArchSet]) -> str:
-    """Name the GPUs that exist only with Arm CPUs, and their set; empty if Arm is meant.
+    """Name the GPUs that exist only with Arm CPUs, and their set; empty if `machine` is Arm.
 
     Args:
         devices: All requested GPUs.
@@ -188,7 +188,7 @@ def unsupported_sentence(
 ) -> str:
     """Say in one sentence that a build has no code for a GPU, and which arch set has.
 
-    It names the set of `unsupported_fix`, which serves the other GPUs too.
+    The sentence names the set of `unsupported_fix`, which serves the other GPUs too.
     """
     gpu = describe_device(device, name)
     contents = describe_archs(build.archs).replace("; ", " and ")
@@ -257,7 +257,7 @@ def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> 
     Args:
         devices: GPUs without code in the build, or without the best code.
         build: The judged build.
-        driver: The present one, if known.
+        driver: The present driver, if known.
     """
     every = tuple(devices)
     devices = _servable(every, build.floor)
@@ -316,7 +316,7 @@ def driver_fix(
     """Return the step for a driver that is too old, or the set that an older one loads.
 
     Args:
-        build: The build that it does not load.
+        build: The build that the driver does not load.
         driver: The present one, if known.
         devices: The GPUs, which another set must all serve.
         jit: Variables that change what the driver does with embedded code.

@@ -3,10 +3,11 @@
 A package declares its axes once, in `product.json`. Names of kernels, records, reports, verdicts
 and the dispatcher all follow from them. The rule of an axis says how a call finds its kernel:
 
-    equal   a word, such as a dtype: kernel and call have the same
+    equal   a word, such as a dtype: kernel and call have the same word
     holds   a number, such as a head_dim: the smallest compiled one that is not below the call's
     fits    the KB of shared memory of the tile: the largest that the GPU has room for
-    last    kernels with the axis are tried after those without it; families carry its name
+    last    kernels with the axis are tried after those without the axis; the name of the axis is
+            part of family names
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ class Axes:
         """Read the axes from plain data.
 
         Raises:
-            AxesError: There are more than 8, two of one name, or two `fits` or `last`; a default is
-                not an axis `holds` before it.
+            AxesError: There are more than 8 axes, two axes of one name, two axes `fits` or two axes
+                `last`; or the default of an axis is not an axis `holds` before this axis.
         """
         axes = cls(tuple(map(Axis.from_json, data)))
         names = [axis.name for axis in axes.every]
@@ -235,9 +236,9 @@ class Axes:
         return values
 
     def place(self, values: Mapping[str, Any]) -> Place:
-        """Read values by axis name; an absent one has its default.
+        """Read values by axis name; an absent value is the default of its axis.
 
-        A kernel without any of them has no axes.
+        If all values are absent, the kernel has no axes.
 
         Raises:
             KeyError: An axis without a default has no value.

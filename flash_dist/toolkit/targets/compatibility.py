@@ -94,11 +94,11 @@ DISABLE_JIT = ("CUDA_DISABLE_PTX_JIT", "CUDA_DISABLE_JIT")
 
 @dataclass(frozen=True)
 class JitPolicy:
-    """Settings that keep the driver from embedded code; by default none."""
+    """Settings that keep the driver from using embedded code; by default none."""
 
-    forced: str = ""  # the variable that makes it ignore SASS
+    forced: str = ""  # the variable that makes the driver ignore SASS
     disabled: str = ""  # the variable that forbids compiling PTX
-    lacks_compiler: bool = False  # its JIT compiler library is missing
+    lacks_compiler: bool = False  # the driver's JIT compiler library is missing
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def judge(
     Args:
         arch: The target.
         device: The GPU.
-        driver: Its driver. None ignores the driver.
+        driver: The driver of the GPU. None: judge as if any driver would do.
         origin: Toolkit, PTX ISA and compression of the image; by default ours.
         jit: Settings of CUDA_FORCE_PTX_JIT, CUDA_DISABLE_PTX_JIT and their newer names.
     """

@@ -48,7 +48,7 @@ CONCAT_CUDA: Version = (13, 4)  # the first whose `fatbinary --concat` packs cub
 NEWEST_CUDA: Version = max(DRIVER_CUDA.values())
 
 # First CUDA whose driver supports a GPU. For GPUs in the table below, it is the first that compiles
-# for them. CUDA 12 calls 11.0 10.1.
+# for them. CUDA 12 calls compute capability 11.0 by its older name, 10.1.
 FIRST_CUDA: dict[Version, Version] = {
     (7, 5): (10, 0), (8, 0): (11, 0), (8, 6): (11, 1), (8, 7): (11, 4), (8, 9): (11, 8),
     (9, 0): (11, 8),
@@ -175,7 +175,7 @@ class Driver:
 
     @property
     def may_do_more(self) -> bool:
-        """Tell if the driver may load images newer than these tables; no driver in them does."""
+        """Tell if the driver is newer than these tables, and may load images newer than these tables."""
         return self.is_newer_than_known or self.cuda > NEWEST_CUDA
 
     def __str__(self) -> str:
@@ -200,7 +200,7 @@ def format_version(version: Version) -> str:
 
 
 def driver_cuda(branch: int) -> Version:
-    """Return the CUDA version of a driver branch; between two known ones, the older's."""
+    """Return the CUDA version of a driver branch; between two known branches, that of the older."""
     known = sorted(DRIVER_CUDA)
     place = bisect_right(known, branch)
     return DRIVER_CUDA[known[place - 1]] if place else (9, 0)

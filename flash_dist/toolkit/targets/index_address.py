@@ -2,7 +2,7 @@
 
 A project without a public index has a placeholder: example.org serves nothing, because RFC 2606
 reserves it for texts. Every text with a placeholder says so. The texts and pyproject.toml hold the
-same address, and a test names each place with another one.
+same address, and a test reports each place with another address.
 """
 
 from __future__ import annotations

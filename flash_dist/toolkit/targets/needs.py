@@ -25,7 +25,7 @@ def driver_of(branch: int) -> Driver:
 
 
 def first_branch(serves: Callable[[Driver], bool]) -> int | None:
-    """Return the oldest driver branch that serves; None if no known one does.
+    """Return the oldest driver branch for which `serves` is true; None if there is none.
 
     Newer drivers serve everything that older ones do: they drop only GPUs that no build is for.
     """

@@ -302,8 +302,8 @@ def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
 def variants_meant(key: KernelKey, build: Build) -> list[Variant]:
     """Return the variants that the dispatcher tries for a kernel (native/dispatch.cpp, is_meant).
 
-    They have the smallest sizes of each family that hold those of the call. Some families leave
-    calls that would fill at most half of their first size to the general family.
+    These variants have the smallest sizes of each family that hold the sizes of the call. Some
+    families leave calls that would fill at most half of their first size to the general family.
     """
     families: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in build.variants:

@@ -33,7 +33,7 @@ def list_few(names: Sequence[str], most: int) -> str:
 
 
 def few_lines(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """Return the first lines, and one that counts the rest."""
+    """Return the first lines, and a line that counts the rest."""
     more = len(lines) - most
     return (*lines[:most], f"and {more} more") if more > 0 else tuple(lines)
 

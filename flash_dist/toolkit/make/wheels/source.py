@@ -1,8 +1,8 @@
 """Finds the commit that wheels were built from, and checks it.
 
-It compares Python files, licence and description in a wheel with those of the commit, and the hash
-of the libraries' sources. The libraries' bytes cannot be traced back: two builds of the same commit
-can be compared (`nox -s repro`).
+The check compares Python files, licence and description in a wheel with those of the commit, and
+the hash of the libraries' sources. The libraries' bytes cannot be traced back: two builds of the
+same commit can be compared (`nox -s repro`).
 """
 
 from __future__ import annotations
