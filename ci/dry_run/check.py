@@ -2,7 +2,7 @@
 
 python -m ci.dry_run.check
 
-It needs torch and g++, no GPU: a dry run computes the plans.
+The check needs torch and g++, but no GPU: a dry run computes the plans.
 """
 
 from __future__ import annotations

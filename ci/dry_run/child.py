@@ -1,6 +1,6 @@
 """Run all selftest cases on CPU tensors as on a GPU, and print a line of JSON for each.
 
-It uses a package of build.py; DRY_RUN_* variables describe the GPU.
+The process uses a package of build.py; DRY_RUN_* variables describe the GPU.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def call(
     """Run a command without this machine's index settings, and return its output.
 
     Args:
-        command: Its words.
+        command: The words of the command.
         variables: Additional environment variables.
         fine: Accepted exit statuses.
     """

@@ -1,8 +1,8 @@
 """Measure the wheels of dist/ and print the README's table of the sets: `nox -s sizes`.
 
-It measures download size, installed size and the CPU time of a first import, which does not depend
-on other load. The time is measured in a fresh environment without .pyc files, from the end of
-`import torch` to the loaded extension. Megabytes are 10^6 bytes.
+The columns are download size, installed size and the CPU time of a first import. CPU time does not
+depend on other load. The time is measured in a fresh environment without .pyc files, from the end
+of `import torch` to the loaded extension. Megabytes are 10^6 bytes.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Matrix:
         """Ask the index for the sizes of torch and its requirements, before anything is downloaded.
 
         Raises:
-            NotRunError: The packages are larger than allowed, or the index lacks them.
+            NotRunError: The packages are larger than allowed, or the index lacks a package.
         """
         if self.most is None:
             return

@@ -41,7 +41,7 @@ class AuditOptions:
     policies: tuple[tuple[str, AuditOptions], ...] = ()  # library pattern, options
 
     def over(self, others: AuditOptions) -> AuditOptions:
-        """Return these options, and those of `others` where these are not set."""
+        """Return these options; an option that is not set here has the value in `others`."""
         given = {
             field.name: value
             for field in fields(self)

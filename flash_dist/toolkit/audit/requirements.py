@@ -64,7 +64,7 @@ class Requirements:
     policies: tuple[tuple[str, Requirements], ...] = ()  # name pattern and its requirements
 
     def of(self, library: str) -> Requirements:
-        """Return the requirements on a library: those of the first policy that matches its name."""
+        """Return the requirements of the first policy that matches a library; else `self`."""
         found = (one for pattern, one in self.policies if is_named(library, pattern))
         return next(found, self)
 

@@ -1,7 +1,7 @@
 """Verifies what the signatures of a release prove: its manifest, and where each file comes from.
 
 `manifest.dsse.json` is beside `manifest.json`, `X.intoto.dsse.json` beside the statement of X: DSSE
-envelopes, whose signed bytes must be those of the file beside them. Fails closed.
+envelopes. The signed bytes in an envelope must equal the file beside the envelope. Fails closed.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def read_release(
 
     Args:
         manifest: The file.
-        keys: The keys that may have signed it.
+        keys: The keys that may have signed the manifest.
         day: The day on which a key must be valid; by default today.
 
     Raises:

@@ -74,7 +74,7 @@ class Budget:
 
     Args:
         size: The size of the file in bytes.
-        name: Its name in the error; "it" if only one file can be meant.
+        name: The name of the file in errors; "it" if only one file can be meant.
     """
 
     def __init__(self, size: int, name: str = "") -> None:

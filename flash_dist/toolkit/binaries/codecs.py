@@ -112,7 +112,7 @@ def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
     """Read the frames of a zstd file of unknown size as a stream.
 
     Raises:
-        FatbinError: The data is damaged, also while it is read inside the block.
+        FatbinError: The data is damaged. Reading inside the block raises this, too.
     """
     zstd, options = _import_zstd()
     try:
@@ -176,7 +176,7 @@ def decompress_lz4(data: bytes, size: int) -> bytes:
 
 
 def _read_length(data: bytes, place: int, length: int) -> tuple[int, int]:
-    """Return a length and the offset after it: a nibble, then bytes while they are 255."""
+    """Return a length, the sum of a nibble and of bytes up to one below 255, and its end."""
     if length == _NIBBLE_FULL:
         while data[place] == _LENGTH_CONTINUES:
             length += _LENGTH_CONTINUES

@@ -41,7 +41,7 @@ _OPENERS = {")": "(", "]": "[", "}": "{", ">": "<"}
 def demangle(name: str) -> str:
     """Return a C++ name in readable form, or the name itself if that is not possible.
 
-    NOTE: libstdc++ refuses names of more than 1024 characters; those stay as they are.
+    NOTE: libstdc++ refuses names of more than 1024 characters; such names stay mangled.
     """
     if len(name) > MAX_NAME or _MANGLED.fullmatch(name) is None:
         return name
@@ -173,7 +173,7 @@ def serve() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     call = load()
     for line in sys.stdin.buffer:
-        setitimer(ITIMER_PROF, MAX_SECONDS)  # its signal ends this process
+        setitimer(ITIMER_PROF, MAX_SECONDS)  # the signal of this timer ends the process
         demangled = call(line.rstrip(b"\n"))
         setitimer(ITIMER_PROF, 0)
         answer = demangled if len(demangled) <= MAX_DEMANGLED and b"\n" not in demangled else b""
@@ -182,7 +182,7 @@ def serve() -> None:
 
 
 def load() -> Callable[[bytes], bytes]:
-    """Return the demangler of libstdc++, or a function that refuses all if it is absent."""
+    """Return the demangler of libstdc++; if that is absent, a function that refuses every name."""
     try:
         function = ctypes.CDLL(LIBRARY)["__cxa_demangle"]
         free = ctypes.CDLL(None)["free"]

@@ -1,8 +1,8 @@
 """Opens an untrusted wheel: checks names, bounds sizes, installs and executes nothing.
 
-Python's zipfile bounds the output of stored and deflated members. For bzip2 and LZMA it unpacks a
-whole piece, a thousand times its size, and allocates any dictionary that the member asks for. Here
-every member is unpacked piece by piece.
+Python's zipfile bounds the output of stored and deflated members. For bzip2 and LZMA, zipfile
+unpacks a whole piece to a thousand times its size, and allocates any dictionary that the member
+asks for. Here every member is unpacked piece by piece.
 """
 
 from __future__ import annotations

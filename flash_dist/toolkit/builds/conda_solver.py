@@ -1,6 +1,6 @@
 """Data on a wheel for conda's solver: GPUs, driver, glibc, dependencies. Pure functions.
 
-`make/conda/recipe.py` writes it into packages, and `verify` compares packages with it.
+`make/conda/recipe.py` writes the data into packages; `verify` compares packages with the data.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _TAG: Final = re.compile(r"py3-none-manylinux_([0-9]{1,4})_([0-9]{1,4})_([a-z0-9
 _RENAMED: Final = {"torch": "pytorch", "nvidia-cuda-runtime-cu12": "cuda-cudart"}
 
 # A package for all Pythons has no markers: a dependency of some Pythons is required for all or for
-# none. These are required for all. conda-forge and Anaconda's channel have them for every Python,
-# empty where the standard library has replaced them (see the recipe of backports.zstd for 3.14).
+# none. The packages here are required for all. conda-forge and Anaconda's channel have them for
+# every Python, empty where the standard library has replaced them (see the recipe of backports.zstd
+# for 3.14).
 _EMPTY_WHERE_NOT_NEEDED: Final = frozenset({"backports.zstd"})
 _PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 _SAME_IN_CONDA: Final = frozenset({">=", "<=", ">", "<", "!=", "==", "~="})

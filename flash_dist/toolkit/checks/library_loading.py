@@ -88,7 +88,7 @@ class LibraryLoading:
 def _describe_all(
     predicted: list[tuple[str, Prediction]], *, installed: bool
 ) -> Iterator[CheckResult]:
-    """Say what prevents each library from loading; one result has all that others can replace."""
+    """Say what prevents each library from loading; one result has all replaceable libraries."""
     served = any(one for _, one in predicted)
     replaced: list[tuple[str, Prediction, Finding]] = []
     for name, one in predicted:

@@ -2,8 +2,8 @@
 
 The driver takes the best image of each container, so a library is as good as its containers.
 Containers that the library loads by itself count as one. Code before device linking counts only if
-nothing linked fits: then the driver compiles and links its PTX, if every object has some (nvcc
-documentation, "JIT Linking Support").
+nothing linked fits: then the driver compiles and links the PTX of the objects, if every object has
+PTX (nvcc documentation, "JIT Linking Support").
 """
 
 from __future__ import annotations

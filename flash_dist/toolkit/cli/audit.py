@@ -148,7 +148,7 @@ def _print(console: Console, release: Release, args: argparse.Namespace) -> None
 
 
 def escape(text: str) -> str:
-    """Write a message as GitHub expects it (its toolkit's command.ts)."""
+    """Write a message in the form of GitHub's commands (command.ts of actions/toolkit)."""
     escaped = printable(text).replace("%", "%25")
     return escaped.replace("\r", "%0D").replace("\n", "%0A")
 

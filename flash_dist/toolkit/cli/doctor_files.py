@@ -131,7 +131,7 @@ def write_file(path: Path, text: str, *, what: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        error.filename = str(path)  # a full disk does not name it
+        error.filename = str(path)  # an error for a full disk names no file
         raise
     complain(f"{what} written to {printable(str(path))}")
 

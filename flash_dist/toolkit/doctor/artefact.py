@@ -39,7 +39,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Artefact:
-    """The file to judge and, for an index page, what else is on it."""
+    """The file to judge and, for an index page, the other contents of the page."""
 
     path: Path
     listing: CheckResult | None = None

@@ -97,7 +97,7 @@ def prove_rank(
     Args:
         rank: This process.
         environment: The machine of this process.
-        proof: Shared by all rounds: it reads the library once.
+        proof: Shared by all rounds, so that the library is read once.
         runs: Number of runs of each case.
         child: The selftest's child process, see `run_selftest`.
     """

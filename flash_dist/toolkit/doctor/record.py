@@ -133,7 +133,7 @@ class Record:
         """Read the file's text.
 
         Raises:
-            UsageError: `to_text` does not write such a text, or a later version wrote it.
+            UsageError: The text is no record, or a later version of the package wrote the record.
         """
         by = ""
         try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .entry import Entry
 
 _REFERENCE: Final = re.compile(r"(?:\bexplain |\bid: |\.html#)([a-z]+(?:-[a-z]+)+)\b")
-_CLOSE: Final = 0.6  # similarity of an id, or of a message's words, from which it is suggested
+_CLOSE: Final = 0.6  # least similarity of a suggested id, or of a suggested message's words
 _FEWEST_WORDS: Final = 2
 _LONGEST_MESSAGE: Final = 60  # words; a log has more
 _LONGEST_ELIDED: Final = 1000  # longest elided part, in characters

@@ -1,7 +1,7 @@
 """Finds this package's own sentences in pasted text, and explains them by their source.
 
 A sentence is any text of at least three words in a module outside of findings. Its variable parts
-are unknown beforehand; it is recognised by its own words, in order and near each other.
+are unknown beforehand; a sentence is recognised by its own words, in order and near each other.
 """
 
 from __future__ import annotations

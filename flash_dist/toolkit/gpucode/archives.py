@@ -1,7 +1,7 @@
 """Opens the libraries in one file: a library, an archive of objects, a wheel, a conda package.
 
-The first bytes tell the kind of a file; its name only decides whether it is examined within an
-archive. Each library is open only while it is the current item.
+The first bytes tell the kind of a file; the name only decides whether a member of an archive
+is examined. Each library is open only while it is the current item.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def read_target(data: Buffer, elf: Elf, claimed: str = "") -> Arch | None:
 
     Args:
         data: The cubin.
-        elf: Its header and sections.
+        elf: The header and the sections of the cubin.
         claimed: The suffix to use if the cubin itself has none.
     """
     number = read_number(elf)

@@ -248,7 +248,7 @@ def extract_images(
 
     Args:
         fatbin: The open library.
-        library: Its name, the prefix of the file names.
+        library: The name of the library, which is the prefix of the file names.
         choice: Targets, and kernels that an image must have.
         folder: The output folder, which is created.
 

@@ -41,8 +41,8 @@ def find_commands(
     """Return the commands for a set.
 
     If no index has the set's wheel, a clone builds the wheel first. Without a clone, the commands
-    use the project's index, or the sources. PyPI cannot have the wheel: it rejects versions such as
-    `0.1.0+cu130.hopper`.
+    use the project's index, or the sources. PyPI cannot have the wheel: PyPI rejects versions such
+    as `0.1.0+cu130.hopper`.
 
     Args:
         candidate: The set.

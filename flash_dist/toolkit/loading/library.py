@@ -70,9 +70,9 @@ def select(device: int, *, role: str | None = None, **axes: Value) -> list[dict[
     """Ask the driver which variant of each kernel loads on a GPU, and why better ones were refused.
 
     Each item describes a kernel by its role and the axes of its key. `chosen` has symbol, family,
-    plan, binary_version and ptx_version; it is None if no variant loads. `refused` has symbol and
-    reason of every variant that was tried or ruled out. The call loads the requested kernels, and
-    so compiles PTX.
+    plan, binary_version and ptx_version; `chosen` is None if no variant loads. `refused` has symbol
+    and reason of every variant that was tried or ruled out. The call loads the requested kernels,
+    and so compiles PTX.
 
     Args:
         device: Number of the GPU.

@@ -1,12 +1,12 @@
 """Describes the GPUs' host: driver libraries, kernel module, device files, container, JIT cache.
 
-It reads files and NVML, without torch and without a GPU. Sources: NVIDIA driver README, "Installed
-Components" and "/proc interface" (libraries, device files, /proc/driver/nvidia); CUDA Compatibility
-guide, "Forward Compatibility" (cuda-compat); CUDA on WSL guide (libraries of Windows' driver in
-/usr/lib/wsl/lib, /dev/dxg instead of /dev/nvidia*); CUDA Programming Guide, "CUDA Environment
-Variables" (CUDA_CACHE_PATH, by default `~/.nv/ComputeCache`; CUDA_CACHE_MAXSIZE, by default 1 GiB,
-256 MiB on embedded platforms and at most 4 GiB: larger code is not stored, newer code replaces
-older).
+This module reads files and NVML, without torch and without a GPU. Sources: NVIDIA driver README,
+"Installed Components" and "/proc interface" (libraries, device files, /proc/driver/nvidia); CUDA
+Compatibility guide, "Forward Compatibility" (cuda-compat); CUDA on WSL guide (libraries of Windows'
+driver in /usr/lib/wsl/lib, /dev/dxg instead of /dev/nvidia*); CUDA Programming Guide, "CUDA
+Environment Variables" (CUDA_CACHE_PATH, by default `~/.nv/ComputeCache`; CUDA_CACHE_MAXSIZE, by
+default 1 GiB, 256 MiB on embedded platforms and at most 4 GiB: larger code is not stored, newer
+code replaces older).
 """
 
 from __future__ import annotations

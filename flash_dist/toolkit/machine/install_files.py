@@ -22,7 +22,7 @@ from ..product import KERNELS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-_INTERRUPTED = "~"  # while pip removes a package, names begin with it
+_INTERRUPTED = "~"  # prefix of names while pip removes a package
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def ends_search(path: Path, platform: Platform) -> bool:
 
 
 def _read_platform_of(path: Path) -> Platform | Literal["none"] | None:
-    """Return a file's platform, "none" if it is not a program; None if not readable."""
+    """Return a file's platform; "none" if the file is not ELF; None if the file is not readable."""
     try:
         if not path.is_file():  # a pipe would block
             return None

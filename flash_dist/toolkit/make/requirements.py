@@ -40,7 +40,7 @@ def list_requirements() -> list[str]:
     """Return the toolkit, the compilers for machines like this one, and the wheels' dependencies.
 
     Raises:
-        KernelsError: There is no project here, or it cannot be built on such a machine.
+        KernelsError: There is no project here, or the project cannot be built on such a machine.
     """
     from .building.plan import find_release  # noqa: PLC0415 - needs a project
     from .project import load_project, load_requirements  # noqa: PLC0415

@@ -79,7 +79,7 @@ def make_table(
     """Return a table that scrolls separately if it is wider than the page.
 
     Args:
-        title: Its name for screen readers.
+        title: The name of the table for screen readers.
         heads: Heads of the columns.
         rows: Head and cells of each row.
         style: Class of the rows' heads.

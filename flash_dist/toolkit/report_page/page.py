@@ -1,6 +1,6 @@
 """One self-contained page of an examination, to attach to a bug report: no script, no network.
 
-It has the content of `doctor --json`, without names of people and hosts.
+The page has the content of `doctor --json`, without names of people and hosts.
 """
 
 from __future__ import annotations

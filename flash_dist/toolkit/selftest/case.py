@@ -78,8 +78,8 @@ class Case:
     def bound(self, name: str, values: torch.Tensor, dtype: torch.dtype) -> float:
         """Return the allowed error of a result.
 
-        By default that is twice the error of rounding its largest value to the dtype. For float32,
-        whose sums round as well, it is 16 times that error.
+        The default is twice the error of rounding the largest value of the result to the dtype. For
+        float32 the default is 16 times that error, because sums in float32 round as well.
 
         Args:
             name: Name of the result.

@@ -89,8 +89,8 @@ class SideBySide:
     Args:
         commands: The command of each selftest, by the name of the device.
         timeout: Seconds for one selftest.
-        cores: Cores of this host; None asks it.
-        free_bytes: Free memory of this host; None asks it.
+        cores: Cores of this host; None asks the host.
+        free_bytes: Free memory of this host; None asks the host.
     """
 
     def __init__(

@@ -92,8 +92,8 @@ class Axis:
     symbol: str = "{}"
     default: str = ""
     words: tuple[Word, ...] = ()
-    # Pairs of a number and the first compute capability with room for kernels from it on,
-    # ascending.
+    # Pairs, ascending: a number, and the first compute capability with room for kernels of at least
+    # this number.
     floors: tuple[tuple[int, Device], ...] = ()
 
     @classmethod
@@ -310,8 +310,9 @@ class Axes:
     def role_of(self, family: str) -> str:
         """Return a family's role: `fwd` of `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
 
-        The name of a family for some targets ends with them, after the axis `last` if its kernels
-        have it; the generator requires that. Any other family is the general one of its role.
+        The generator requires that the name of a family for some targets ends with these targets.
+        The axis `last` comes before the targets, if the kernels have this axis. Any other family is
+        the general family of its role.
         """
         return self._for_target.sub("", family)
 

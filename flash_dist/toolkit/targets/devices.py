@@ -117,7 +117,8 @@ class Device:
     def smem_optin(self) -> int:
         """Bytes of shared memory that a block may use (opt-in).
 
-        For an unknown GPU, the least of its major; for a newer major, the least since 8.0.
+        An unknown GPU has the least value of its major. A GPU of a newer major has the least value
+        since 8.0.
         """
         known = SMEM_OPTIN_KIB.get(self.version)
         if known is None:
@@ -175,7 +176,7 @@ class Driver:
 
     @property
     def may_do_more(self) -> bool:
-        """Tell if the driver is newer than these tables, and may load images newer than these tables."""
+        """Tell if the driver is newer than these tables, so that it may load newer images."""
         return self.is_newer_than_known or self.cuda > NEWEST_CUDA
 
     def __str__(self) -> str:

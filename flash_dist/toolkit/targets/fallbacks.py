@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Fallbacks:
     """Fallback roles, and families that leave calls to the general family of their role.
 
-    The table of kernels states them; the generator writes them for C++ and for the manifest.
+    The table of kernels states the fallbacks. The generator writes them for C++ and the manifest.
     """
 
     # For a role, the roles that serve its unsupported calls.
@@ -22,7 +22,7 @@ class Fallbacks:
 
     @classmethod
     def infer(cls, roles: Mapping[str, str]) -> Fallbacks:
-        """Return the fallbacks of a build whose manifest does not state them, or is absent.
+        """Return the fallbacks of a build whose manifest is absent, or does not state fallbacks.
 
         A role without a general family has unknown fallbacks. A family for some targets leaves
         half-filled calls to the general family if there is one.

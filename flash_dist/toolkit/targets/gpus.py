@@ -37,7 +37,7 @@ class Chip:
         return f"{self.version[0]}.{self.version[1]}"
 
     def suffixes(self, toolkit: Version) -> tuple[str, ...]:
-        """Return the suffixes of targets for the chip in this CUDA; empty if there are no targets."""
+        """Return the suffixes of this chip's targets in a CUDA release; empty without targets."""
         if toolkit < self.first or (self.until is not None and toolkit >= self.until):
             return ()
         specific = ("a",) if self.version >= SPECIFIC_FROM else ()

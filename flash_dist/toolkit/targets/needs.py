@@ -72,8 +72,8 @@ def choose_target(
 ) -> Arch | None:
     """Return the target that serves a GPU best: its own number, with the suffix that kernels need.
 
-    A GPU that is newer than the toolkit gets SASS of the same major, or PTX. None: the toolkit
-    compiles nothing for it, or it is older than the kernels support.
+    A GPU that is newer than the toolkit gets SASS of the same major, or PTX. Return None if the
+    toolkit compiles nothing for the GPU, or if the GPU is older than the kernels support.
 
     Args:
         device: The GPU.

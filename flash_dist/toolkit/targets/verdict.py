@@ -122,7 +122,7 @@ class Build:
     toolkit: str | None = None
     told_fallbacks: Fallbacks | None = None  # None: its manifest does not state them
     axes: Axes = AXES
-    oldest: Device = OLDEST  # the lowest compute capability that it is written for
+    oldest: Device = OLDEST  # the lowest compute capability that the kernels are for
     index: str = PRODUCT.index  # of the package index with the releases
 
     def __hash__(self) -> int:
@@ -402,7 +402,7 @@ def _refuse_driver(build: Build, situation: Situation) -> str:
 def _missing_words(build: Build, situation: Situation) -> tuple[str, ...]:
     """Return the words, such as dtypes, that this GPU supports but the build has no kernel for.
 
-    A word that is part of another is not named beside it.
+    A word that is part of another returned word is omitted.
     """
     built = {word for variant in build.variants for word in variant.key.words}
     words = (word for word in build.axes.words.values() if not word.part_of)

@@ -1,4 +1,4 @@
-"""Writes lists and numbers for readers, with a count of what is left out; and parses them."""
+"""Writes lists and numbers for readers, with a count of omitted items; parses whole numbers."""
 
 from __future__ import annotations
 

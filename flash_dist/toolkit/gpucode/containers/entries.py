@@ -6,8 +6,8 @@ NVIDIA's tools. The layout is not a stable ABI: anything else is `unknown`, and 
 
 An entry of kind 256 holds several images in one compressed stream: `fatbinary --concat` of CUDA
 13.4 and newer writes it. After the header come a count, the size of a table, and the table.
-The table has a header for each image. It is like the header of an entry, but its size field holds
-the offset of the image in the unpacked stream.
+The table has a header for each image, like the header of an entry. But the size field holds the
+offset of the image in the unpacked stream.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Walk:
     warnings: list[str] = field(default_factory=list)
     containers: int = 0
     starts: dict[int, int] = field(default_factory=dict)  # number of each container by its offset
-    ends: dict[int, int] = field(default_factory=dict)  # offset after what was read of it
+    ends: dict[int, int] = field(default_factory=dict)  # end of what was read, by the offset
     tries: int = MOST_TRIED
 
     def warn(self, text: str) -> None:

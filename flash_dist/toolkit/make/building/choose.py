@@ -68,8 +68,7 @@ def choose_sets(
         require_supported(one, _compiling(one, toolkit), skip_unsupported=skip)
         for one in choice.sets
     ]
-    # A list from the environment is named after its targets. Some may have been dropped, so rename
-    # it.
+    # A list from the environment is named after its targets. Rename it if targets were dropped.
     sets = tuple(one if one.name in published else replace(one, name=one.label) for one in able)
     return Choice(sets, choice.reason)
 

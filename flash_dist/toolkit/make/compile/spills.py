@@ -1,6 +1,6 @@
 """Finds the kernels of a build that spill registers without an exception of the project.
 
-All of them are reported at once, by their names in the source, when everything is compiled.
+After compilation, all such kernels are reported at once, by their names in the source.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ def read_toml_file(path: Path, name: str) -> dict[str, Any]:
 
     Args:
         path: The file.
-        name: Its name in errors.
+        name: The name of the file in errors.
 
     Raises:
         DeclarationError: The file is absent, not UTF-8 or not TOML.
@@ -317,7 +317,7 @@ def read_json_file(path: Path, name: str) -> dict[str, Any]:
 
     Args:
         path: The file.
-        name: Its name in errors.
+        name: The name of the file in errors.
 
     Raises:
         DeclarationError: The file is absent, not UTF-8, or not a JSON object.

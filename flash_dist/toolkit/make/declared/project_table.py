@@ -98,7 +98,7 @@ def find_licenses(project: Mapping[str, Any], root: Path) -> list[str]:
 
 
 def require_releases(own: Mapping[str, Any]) -> None:
-    """Check `torch_min` and `torch_tested_max`: neither is too old, and they are in order."""
+    """Check that `torch_min` is new enough, and that `torch_tested_max` is not older."""
     oldest = _parse_release(own["torch_min"])
     if oldest < OLDEST_TORCH:
         least = ".".join(map(str, OLDEST_TORCH))

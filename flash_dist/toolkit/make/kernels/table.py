@@ -62,9 +62,9 @@ class Row:
 class Family:
     """Kernels that share one template: one way to serve a role, for some words such as dtypes.
 
-    Several families may serve a role. A family with `targets` is only for these targets, where it
-    precedes the general family. The general family is the fallback: it serves a call if `refuses`,
-    a function of the header, rejects the arguments, or if shared memory is short.
+    Several families may serve a role. A family with `targets` is only for these targets, where this
+    family precedes the general family. The general family is the fallback: it serves a call if
+    `refuses`, a function of the header, rejects the arguments, or if shared memory is short.
     """
 
     name: str

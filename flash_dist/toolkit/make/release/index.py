@@ -8,7 +8,7 @@
     OUT/<set>/                  the index of one arch set
     OUT/<...>/<project>/        index.html (PEP 503), index.json (PEP 691), links relative
 
-Equal wheels give equal bytes. Any file server can serve it.
+Equal wheels give equal bytes. Any file server can serve the folder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The page of the package index for people: no script, no external files.
 
-For each GPU it shows the result of `select --index`, from the wheels themselves.
+For each GPU the page shows the result of `select --index`, from the wheels themselves.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _is_plain(path: Path, one: Artefact) -> bool:
         )
 
 
-commands = no_commands  # they are not on our index
+commands = no_commands  # no command: our index lacks these wheels
 
 
 def write(dist: Path, artefacts: Sequence[Artefact], *, partial: bool) -> list[Path]:

@@ -5,8 +5,8 @@
     OUT/<project>/*-variants.json         the properties of all: which GPU and driver they are for
     OUT/<project>/index.html, index.json  OUT/ is a package index: links relative
 
-`uv --preview-features wheel-variants` installs the set for the GPU. It is no part of a release
-until the draft is accepted; PyPI refuses these files.
+`uv --preview-features wheel-variants` installs the set for the GPU. The folder is no part of a
+release until the draft is accepted; PyPI refuses these files.
 """
 
 from __future__ import annotations

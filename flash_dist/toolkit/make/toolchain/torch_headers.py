@@ -1,9 +1,9 @@
 """The headers of torch's stable ABI: about 150 files, 1 of the 527 MB of a torch wheel.
 
-`torch_headers.toml` pins the torch version and the SHA-256 of every header. They come from a wheel
-that pip can already see (find-links), else by range requests from the wheel on the package index.
-TORCH_ROOT, or an installed torch without an index, are used directly. Without any of them, a build
-requires torch from its frontend: pip may have it in a folder that only pip knows.
+`torch_headers.toml` pins the torch version and the SHA-256 of every header. The headers come from a
+wheel that pip can already see (find-links), else by range requests from the wheel on the package
+index. TORCH_ROOT, or an installed torch without an index, are used directly. Without any of them, a
+build requires torch from its frontend: pip may have it in a folder that only pip knows.
 
     python -m PACKAGE.toolkit.make.toolchain.torch_headers           fetch the pinned headers
     python -m PACKAGE.toolkit.make.toolchain.torch_headers --lock    pin those of the binding

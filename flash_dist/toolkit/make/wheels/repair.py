@@ -19,7 +19,8 @@ from ..toolchain.cross import target_machine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# torch loads them, or NVIDIA's runtime package has them: never packed or counted.
+# Libraries that torch loads or NVIDIA's runtime package has. auditwheel neither packs nor counts
+# them.
 EXCLUDED: Final = ("libtorch*.so*", "libc10*.so*", "libcuda.so.*", "libcudart.so.*")
 
 
