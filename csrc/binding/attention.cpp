@@ -368,14 +368,15 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, float dropout_p=0.0, Tensor? "
       "rng_state=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
   // Returns partial sums [splits, batch, heads, queries, keys]. The caller sums them over splits,
-  // and over the axes along which the bias is broadcast: queries and keys then count tiles.
+  // and over the axes along which the bias is broadcast. If such an axis is queries or keys, it has
+  // one sum per tile.
   m.def(
       "attention_bias_parts(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, int[] mask, float softmax_scale, bool ieee, Tensor? "
       "alibi_slopes, Tensor bias, int splits, float dropout_p=0.0, Tensor? rng_state=None) -> "
       "Tensor");
-  // For eager calls without gradient and without score modification. No autograd formula is
-  // registered for it. The mask's integers are a CPU tensor, which torch passes as one argument.
+  // Operators for eager calls without gradient and without score modification. They have no
+  // autograd formula. The mask's integers are a CPU tensor, which torch passes as one argument.
   m.def(
       "attention_no_grad(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float "
       "softmax_scale, bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int "

@@ -44,7 +44,7 @@ struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
 
 // A block's tile of the bias, and the range of its visits.
 struct BiasBlock {
-  int key_tile, query_tile, head, batch;  // in the bias
+  int key_tile, query_tile, head, batch;  // position in the bias
   int64_t part;                           // index of (split, batch entry, head)
   int first, end;                         // range of visits
 

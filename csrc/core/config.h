@@ -18,7 +18,8 @@ struct Config : Plan_ {
   static constexpr int HEAD_DIM = HEAD_DIM_;      // of q and k
   static constexpr int HEAD_DIM_V = HEAD_DIM_V_;  // of v and out
   static constexpr int THREADS = Plan::WARPS * 32;
-  // Kernels with dropout take FwdDropoutParams, BwdDropoutParams and so on. They have no soft cap.
+  // Kernels with dropout take FwdDropoutParams, BwdDropoutParams and so on. These kernels have no
+  // soft cap.
   static constexpr bool DROPS = false;
   // True if several blocks of the same keys may split the queries, see BwdParams::query_split.
   static constexpr bool SHARES_QUERIES = false;

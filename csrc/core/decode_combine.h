@@ -89,8 +89,8 @@ struct CombineSlots {
   __device__ __forceinline__ void place(const GroupPartials& own, int first, int rows, int row) {
 #pragma unroll 1
     for (int i = 0; i < own.count; ++i) {
-      // NOTE: this fits 32 bits, as does the place in units of 32 columns: a row takes at least 128
-      // bytes.
+      // NOTE: the number of a row fits 32 bits, and so does a place in units of 32 columns: a row
+      // takes at least 128 bytes.
       const int at = (own.first + i) * rows + row;
       places[first + i] = i + 1 == own.count ? ~at : at;
     }

@@ -52,7 +52,8 @@ class KeyBlockLoader {
   }
 
  private:
-  // Number of this thread among those that load, the last ones of the block.
+  // Returns the index of this thread among the loading threads, which are the last ones of the
+  // block.
   __device__ __forceinline__ static unsigned thread() {
     return threadIdx.x - (Config::THREADS - Config::LOADERS);
   }

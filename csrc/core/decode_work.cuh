@@ -467,8 +467,8 @@ struct DecodeSplits {
   __device__ __forceinline__ bool prefers_tiles(int2 lengths) const {
     if (total == 0) return false;
     const int64_t key_blocks = int64_t{each_} + (more_ > 0);
-    // A split has the work tiles that begin in it. If all work tiles are equally long, their number
-    // is the length of a split without them, divided by theirs and rounded up.
+    // A split has the work tiles that begin in it. If all work tiles are equally long, these are at
+    // most key_blocks / lengths.y tiles, rounded up.
     const int64_t in_tiles = lengths.x == lengths.y
                                  ? (key_blocks + lengths.y - 1) / lengths.y * lengths.y
                                  : key_blocks + lengths.y;

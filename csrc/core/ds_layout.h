@@ -3,8 +3,8 @@
 // ordered by key tile, then by query tile. A tile is 4 x 4 blocks of 16 keys by 16 queries. A block
 // is stored as the A fragment of mma m16n8k16: 16 bytes per lane.
 //
-// This is the layout of bands, whose slots follow from a few numbers. Masks with arrays store
-// theirs (MaskParams::key_slots, TileList::slots).
+// This is the layout of bands, whose slots follow from a few numbers. Masks with arrays store their
+// slots (MaskParams::key_slots, TileList::slots).
 #pragma once
 
 #include <cstdint>

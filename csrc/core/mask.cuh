@@ -53,7 +53,8 @@ struct Mask : MaskPlace {
 
   __device__ __forceinline__ bool is_list() const { return p.kind == MaskKind::TILES; }
 
-  // From the first to the last key that any query of the batch entry sees. No other key is read.
+  // Returns the keys from the first to the last one that any query of the batch entry sees. No
+  // other key is read.
   __device__ __forceinline__ RowSpan keys_that_exist(int batch) const {
     if (p.kind == MaskKind::BAND) return {band_begin(0), band_end(seqlen_q - 1)};
     if (p.key_bounds == nullptr) return {0, seqlen_k};

@@ -48,7 +48,7 @@ constexpr int TILE_FULL = -1;
 constexpr int TILE_EMPTY = -2;
 constexpr int TILE_ROWS = -3;  // test each query's key range
 
-// Visible tiles as compressed sparse rows: those of line i (64 or 128 queries, or keys) are the
+// Visible tiles as compressed sparse rows: the tiles of line i (64 or 128 queries, or keys) are the
 // entries [begin[i], begin[i + 1]), ascending.
 struct TileList {
   const int* begin;  // [batches * heads * lines + 1]

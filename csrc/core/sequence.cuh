@@ -38,8 +38,8 @@ struct DocumentRows {
   }
 };
 
-// True if other kernels compute the sequences of few queries on many keys. These then have no
-// queries here.
+// True if other kernels compute the sequences of few queries on many keys. Such sequences then have
+// no queries here.
 template <class Params>
 __device__ __forceinline__ bool leaves_few(const Params&) {
   return false;

@@ -33,10 +33,10 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 // How to compute the factor of O and of the sums when a maximum grows. The offset, maximum *
-// scale_log2, is rounded. With scores in the hundreds this changes P by 2^-16, in the same
+// scale_log2, is rounded. With scores in the hundreds the rounding changes P by 2^-16, in the same
 // direction for the whole row until the maximum grows again. ROUNDED computes the factor from the
-// rounded offsets, which P was computed with. EXACT computes it from the maxima, which is enough
-// for a 16-bit P.
+// rounded offsets, with which P was computed. EXACT computes the factor from the maxima, which is
+// enough for a 16-bit P.
 enum class Offsets { EXACT, ROUNDED };
 
 template <Offsets OFFSETS>

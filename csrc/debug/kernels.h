@@ -37,7 +37,7 @@ class Kernels {
   const Inputs& inputs_;
   Call call_{};
   RowArrays arrays_;                // of masks other than bands
-  std::vector<at::Tensor> on_gpu_;  // the same arrays
+  std::vector<at::Tensor> on_gpu_;  // copies of arrays_
   MaskParams mask_{};
   at::Tensor workspace_;
   bool dirty_ = false;

@@ -1,5 +1,5 @@
 // The two products of the fp32 kernels, on a warp's fragments. Tensor cores compute them as three
-// products of tf32 parts, if the target has TF32. Otherwise, and for Ieee32, FFMA does.
+// products of tf32 parts, if the target has TF32. Otherwise, and for Ieee32, FFMA computes them.
 //
 //   abt   C += A @ B^T   both row-major in shared memory. C[m][n] is the d fragment of m16n8k8:
 //                        rows g and g + 8 of row tile m, columns 2t and 2t + 1 of column tile n.
@@ -90,7 +90,7 @@ struct TensorProduct {
   }
 
   // P's columns 2t and 2t + 1 of a column tile serve as columns t and t + 4 of A. The rows of B are
-  // permuted likewise, as the order of the sum does not matter.
+  // permuted in the same way; the order of the sum does not matter.
   template <int HEAD_DIM, int MT, int NT, int OT>
   __device__ __forceinline__ static void ab(Accumulator<MT, OT>& c, const Accumulator<MT, NT>& p,
                                             uint32_t b) {

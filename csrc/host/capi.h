@@ -18,19 +18,20 @@ struct BwdOptions {
   int batch_invariant;  // 0 or 1
   // MaskParams::key_slots in host memory; null: unknown, dS is not stored
   const int* key_slots;
-  DropoutParams dropout = {};  // that of the forward
+  DropoutParams dropout = {};  // as in the forward
 };
 
 }  // namespace flash_dist
 
 // Computes out and lse. All pointers are memory of call->device. The caller sets views, lse, sizes,
 // softmax_scale, packing, mask, sinks, and the fields of scores above "filled in at the call". This
-// function fills in the others. allocate may be null: no workspace, slower for large calls.
+// function fills in the other fields. allocate may be null: no workspace, slower for large calls.
 KERNEL_API int flash_dist_fwd(const flash_dist::Call* call, const flash_dist::FwdParams* params,
                               flash_dist::Allocate allocate, void* context);
 
-// Like flash_dist_fwd, with the same bits, and finds the largest visible score of each head,
-// without sinks. max_logit: [num_heads_q], which the caller has set to -inf.
+// Computes out and lse like flash_dist_fwd, with the same bits, and finds the largest visible score
+// of each head. Sinks do not count as scores. max_logit: [num_heads_q], which the caller has set to
+// -inf.
 KERNEL_API int flash_dist_fwd_max_logit(const flash_dist::Call* call,
                                         const flash_dist::FwdParams* params, float* max_logit,
                                         flash_dist::Allocate allocate, void* context);
@@ -47,8 +48,8 @@ KERNEL_API int flash_dist_fwd_as_cache(const flash_dist::Call* call,
                                        flash_dist::Allocate allocate, void* context);
 
 // Computes dq, dk and dv. The caller sets in delta: views of out and dout, lse, dlse, sinks,
-// dsinks. In grads: views, sizes, softmax_scale, packing, mask, scores as above. This function
-// fills in the others. allocate must not be null.
+// dsinks. The caller sets in grads: views, sizes, softmax_scale, packing, mask, and scores as
+// above. This function fills in the other fields. allocate must not be null.
 KERNEL_API int flash_dist_bwd(const flash_dist::Call* call, const flash_dist::DeltaParams* delta,
                               const flash_dist::BwdParams* grads,
                               const flash_dist::BwdOptions* options, flash_dist::Allocate allocate,

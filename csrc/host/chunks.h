@@ -77,7 +77,7 @@ class ChunkPlanner : PlanGrid {
   }
 
  private:
-  // How to cut some units.
+  // Describes how to cut some units.
   struct Cut {
     int64_t units, steps;    // steps: key steps per chunk
     int64_t members, tiles;  // per chunk: query heads of each split, query tiles of each head

@@ -52,11 +52,11 @@ int equal_width(int64_t groups, int64_t most) {
   return static_cast<int>(ceil_div(groups, ceil_div(groups, most)));
 }
 
-// Returns how many of `groups` groups of blocks run side by side. One, if all tiles of a group are
-// equally long. Otherwise the number whose data, `bytes` per group, fills half of L2, reduced so
-// that batches are nearly equal. All groups run side by side in two cases: if a second batch would
-// start the longest tiles late, and if there are so few groups that many blocks of each read the
-// same data together.
+// Returns how many of `groups` groups of blocks run side by side. Returns one if all tiles of a
+// group are equally long. Otherwise returns the number whose data, `bytes` per group, fills half of
+// L2, reduced so that batches are nearly equal. All groups run side by side in two cases: if a
+// second batch would start the longest tiles late, and if there are so few groups that many blocks
+// of each read the same data together.
 template <class Params>
 int heads_together(const Call& call, const Params& p, int64_t groups, int64_t bytes) {
   if (is_even(p.mask, p.packing.cu_seqlens_q != nullptr) || bytes == 0) return 1;
@@ -276,8 +276,8 @@ class Backward {
 
   bool drops() const { return dropout_.rng_state != nullptr; }
 
-  // Tells if the kernel of short sequences may serve the call: it writes no dsinks and drops
-  // nothing.
+  // Tells if the kernel of short sequences may serve the call: that kernel writes no dsinks and has
+  // no dropout.
   bool may_be_whole() const { return delta_.dsinks == nullptr && !drops(); }
 
   KernelKey key_of(Role role, const KernelSize& size) const {

@@ -55,8 +55,9 @@ class SplitPlanner : PlanGrid {
     return 0;
   }
 
-  // As many query splits as the device can run at a time, if their partial sums fit half the
-  // budget. Returns 1 for packed sequences, most of which may be short, and for lists of tiles.
+  // Returns the number of query splits: as many as the device can run at a time, limited so that
+  // their partial sums fit half the budget. Returns 1 for packed sequences, most of which may be
+  // short, and for lists of tiles.
   int choose_query_split(int group_split) const {
     if (packed() || shape_.mask.kind == MaskKind::TILES) return 1;
     const int64_t room = resident_ / (blocks(units_, key_steps_) * group_split);

@@ -143,7 +143,7 @@ template <class T>
 T __shfl_up_sync(unsigned, T x, int step) {
   return emulator::shuffle(x, [=](int lane) { return lane < step ? lane : lane - step; });
 }
-// NOTE: the kernels call it with the same source in all lanes.
+// NOTE: `source` must be equal in all lanes, as it is in the kernels.
 template <class T>
 T __shfl_sync(unsigned, T x, int source) {
   return emulator::shuffle(x, [=](int) { return source; });

@@ -84,7 +84,7 @@ __device__ void multiply_scores(uint32_t sA, uint32_t sB, bool narrow, float* c)
   }
 }
 
-// Both products by one warp, with all columns.
+// Computes both products in one warp, with all columns.
 template <int HEAD_DIM>
 __device__ void multiply_twice(uint32_t sA, uint32_t sB, uint32_t sD, bool transposed, float* c) {
   Accumulator<2, 4> s;
@@ -111,7 +111,7 @@ __device__ void multiply_twice(uint32_t sA, uint32_t sB, uint32_t sD, bool trans
   each<1>(product, 0, [=](float x, int row, int column) { c[row * HEAD_DIM + column] = x; });
 }
 
-// Both products by two warps per 16 rows, with NT * 8 columns of S per warp and pass.
+// Computes both products in two warps per 16 rows, with NT * 8 columns of S per warp and pass.
 template <int HEAD_DIM, int NT>
 __device__ void multiply_by_two(uint32_t sA, uint32_t sB, uint32_t sD, uint32_t exchange,
                                 float* c) {

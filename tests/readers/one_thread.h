@@ -1,5 +1,5 @@
 // The part of CUDA that csrc's device code uses, for one host thread. C++ without a GPU can then
-// call the functions that find a block's work. Include it before them.
+// call the functions that find a block's work. Include this file before those functions.
 #pragma once
 
 #include <cuda.h>

@@ -147,7 +147,7 @@ struct Turns {
 
 int tiles = 0, seen_tiles = 0, seen_from_the_first = 0;
 
-// The items of a block of keys and a query split, as its loader sees them.
+// Adds the items of a block of keys and a query split, as its loader sees them.
 void add_block(const Problem& problem, int key0, int query_split, std::vector<Turns>& turns) {
   const BwdParams& p = problem.p;
   alignas(DkdvSm90Work) char bytes[sizeof(DkdvSm90Work)] = {};

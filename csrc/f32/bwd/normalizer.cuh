@@ -21,8 +21,8 @@ __device__ __forceinline__ float normalizer(float sum, float lse_log2) {
   return fabsf(sum - 1.0f) <= rounding ? 1.0f / sum : 1.0f;
 }
 
-// Copies the normalizers of a stage's queries to shared memory, 16 bytes per thread. `rows` of them
-// exist. The others, which no dQ block has written, become 0: P is 0 there.
+// Copies the normalizers of a stage's queries to shared memory, 16 bytes per thread. The first
+// `rows` normalizers exist. The others, which no dQ block has written, become 0: P is 0 there.
 template <class Target, int COUNT>
 struct NormalizerCopy {
   uint4 staged;

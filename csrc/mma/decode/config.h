@@ -30,7 +30,8 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool IN_PAIRS = false;  // two blocks per work tile: mma/decode/pair.cuh
   using Layout = SwizzledRows<HEAD_DIM>;   // layout of Q, K and V in shared memory
   using Splits = DecodeSplits<THREADS>;
-  // Number of partial sums over the keys of a tile. The same for all WARPS_N, to get the same bits.
+  // Number of partial sums over the keys of a tile: 4 for every WARPS_N up to 4, so that the bits
+  // are the same.
   static constexpr int PARTS = WARPS_N < 4 ? 4 : WARPS_N;
   // A warp that owns its rows keeps P in registers. O of the work tile and the cursors then must be
   // in shared memory (mma/decode/rows.cuh).

@@ -40,7 +40,7 @@ struct FwdTeam {
   using T = typename Config::T;
   using State = SoftmaxState<Config::ROW_TILES>;
   static constexpr int MT = Config::ROW_TILES;
-  static constexpr int BLOCKS = Config::BLOCK_N / 16;  // of 16 keys
+  static constexpr int BLOCKS = Config::BLOCK_N / 16;  // blocks of 16 keys per tile
   typename Config::Smem& smem;
   int lane, part, number, row0;
 

@@ -95,7 +95,7 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     DkdvItem item[2 * Plan::STAGES];
     DkdvSm90Work work;
     uint64_t keys_full;
-    StageBarriers<Plan::STAGES> first, second;  // of the operands of both products
+    StageBarriers<Plan::STAGES> first, second;  // of the first and second product's operands
     __device__ SmemOfPair() = delete;           // overlaid on shared memory, never constructed
   };
   using Smem = std::conditional_t<CLUSTER == 1, SmemOfOne, SmemOfPair>;

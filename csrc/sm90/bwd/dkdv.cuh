@@ -5,8 +5,8 @@
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
 // Grid      x = key tile, (batch, kv head) pair of the chunk, group split.
-// Block     One loading thread in its own warpgroup, and 2 warpgroups of 64 keys each. They skip
-//           tiles that are masked for their keys. P^T and dS^T stay in registers as A operands.
+// Block     One loading thread in its own warpgroup, and 2 warpgroups of 64 keys each. A warpgroup
+//           skips tiles that are masked for its keys. P^T and dS^T stay in registers as A operands.
 // Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse and delta.
 // Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
 //           of summation. dP^T is computed while P^T is, and dV while dS^T is. Between query

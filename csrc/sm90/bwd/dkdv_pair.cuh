@@ -472,7 +472,7 @@ __device__ __forceinline__ void dkdv_of_pair(const typename Config::Params& para
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   const DkdvBlock block(p, Config::BLOCK_N, fresh_block() / Config::CLUSTER);
   const Sequence sequence(p, block.batch);
-  if (block.key0 >= sequence.seqlen_k) return;  // in both blocks
+  if (block.key0 >= sequence.seqlen_k) return;  // both blocks return
 
   if (threadIdx.x == 0) {
     prefetch_map(params.q);
@@ -480,7 +480,7 @@ __device__ __forceinline__ void dkdv_of_pair(const typename Config::Params& para
     prefetch_map(params.v);
     prefetch_map(params.dout);
     make_barriers_of_pair<Config>(smem);
-    smem.work.block = block;  // for load_keys()
+    smem.work.block = block;  // read by load_keys()
     smem.work.sequence = sequence;
   }
   if (cluster_rank() == 0) {

@@ -26,14 +26,14 @@ struct DkdvSm90Steps {
   static constexpr int BLOCK_M = Config::BLOCK_M;
   static constexpr int PANELS = Config::PANELS;
   static constexpr int V_PANELS = Config::V_PANELS;
-  static constexpr int KEYS = 64;  // of a warpgroup
+  static constexpr int KEYS = 64;  // keys of a warpgroup
   using DkSum = Accumulator<1, HEAD_DIM / 8>;
   using DvSum = Accumulator<1, HEAD_DIM_V / 8>;
   using Scores = Accumulator<1, BLOCK_M / 8>;
   using Fragments = uint32_t[BLOCK_M / 16][1][4];
   using Statistics = float2[BLOCK_M / 8];
-  // In fp16, with soft cap or ALiBi, P^T is 2^8 P^T: below 2^-14, the values from which dS^T is
-  // computed would lose bits.
+  // In fp16, with soft cap or ALiBi, P^T is multiplied by 2^8: below 2^-14, the values from which
+  // dS^T is computed would lose bits.
   static constexpr int SCORE_MOD_SHIFT =
       Config::HAS_SCORE_MOD && std::is_same_v<T, Fp16> ? 8 : 0;  // log2; dV is scaled back
 

@@ -31,7 +31,7 @@ struct DqGemmSm90 {
   using Tile = typename Config::Tile;
   using Stages = Ring<Config::STAGES>;
   static constexpr int HEAD_DIM = Config::HEAD_DIM;
-  static constexpr int BLOCKS = DS_TILE / 16;  // of 16 keys
+  static constexpr int BLOCKS = DS_TILE / 16;  // blocks of 16 keys per tile
   using Sum = Accumulator<1, HEAD_DIM / 8>;
   using Fragments = uint32_t[BLOCKS][1][4];  // of a warp's 16 queries and a tile's keys
 

@@ -8,7 +8,7 @@
 // Grid      x = one block for each key tile of each (batch, kv head) pair of the chunk, group split
 //           and query split. A tile scheduler, an atomic counter, gives each block its tile.
 // Block     Warpgroup 0: one thread loads, and threads of other warps store dQ to global memory.
-//           Each describes the items of its own work, because one thread would be too slow for all.
+//           Each thread describes the items of its own work: one would be too slow for all.
 //           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh). At
 //           head_dim 192/128 there are no registers for warpgroup 3: warpgroups 1 and 2 then
 //           compute half of the columns of dQ each.
@@ -19,8 +19,8 @@
 //           heads of a tile before the next tile. This is the order of summation of dK and dV. If
 //           the registers hold both products of scores, dP^T is computed while P^T is, and dV while
 //           dS^T is. The warpgroups of keys do not wait for each other, so that one multiplies
-//           while the other computes exponentials. The exception is 192/128, where each reads all
-//           of dS^T after its dK.
+//           while the other computes exponentials. The exception is 192/128, where each
+//           warpgroup reads all of dS^T after its dK.
 //
 // Order     The dQ of a query tile is summed over the key blocks that see the tile, from the last
 //           keys to the first, or from the first to the last (BwdParams::first_keys_first). The sum
@@ -31,7 +31,7 @@
 //           1, 2, ... without a gap. Queries that no block sees are set to zero by the block of the
 //           first keys.
 //
-// Choice    Of the order: under a causal mask the first keys are visible to the most queries. With
+// Choice    of the order: under a causal mask the first keys are visible to the most queries. With
 //           the last keys first, the blocks of a round begin at once, each at the queries of its
 //           keys. But the longest blocks begin last, and in each round the blocks begin at queries
 //           further apart than in the round before, at the end further than L2 reaches. With the
@@ -296,10 +296,10 @@ struct FusedSm90 {
     fence_proxy_async_global();
   }
 
-  // Constants of a thread of a warpgroup of keys. NOTE: they are computed once. `half` comes from a
-  // shuffle, which tells the compiler that all lanes have the same value. The compiler then keeps
-  // derived values in uniform registers, and puts no loads of matrix descriptors between the
-  // products.
+  // Constants of a thread of a warpgroup of keys, computed before the loop unless KEYS_MULTIPLY.
+  // NOTE: `half` comes from a shuffle, which tells the compiler that all lanes have the same value.
+  // The compiler then keeps derived values in uniform registers, and puts no loads of matrix
+  // descriptors between the products.
   struct Thread {
     int half;            // this warpgroup's half of the block's keys
     bool elected;        // this thread arrives for its warp

@@ -58,7 +58,7 @@ struct DecodeWideSm90Config
     float2 parked_stats[BLOCK_ROWS];
     StageBarriers<Plan::STAGES> barriers;
     typename Splits::Smem splits;
-    Splits all;                                   // for the consumers
+    Splits all;                                   // read by the consumers
     DecodeCursor cursors[CONSUMER_THREADS / 32];  // one per warp
     SplitBounds bounds;
     __device__ Smem() = delete;  // only a layout of shared memory, never constructed

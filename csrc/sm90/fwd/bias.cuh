@@ -74,7 +74,7 @@ __device__ __forceinline__ void load_bias(const typename Tiles::Params& params,
   }
 }
 
-// The bias of a consumer warp's 16 queries. row: the first of them in the tile.
+// The bias of a consumer warp's 16 queries. row: the index of the first query in the tile.
 template <class Tiles>
 struct FwdSm90Bias {
   using Fragment = typename Tiles::BiasFragment;

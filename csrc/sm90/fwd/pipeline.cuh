@@ -84,8 +84,9 @@ struct FwdSm90Pipeline {
     return work.bounds;
   }
 
-  // Skips the steps down to `end`, which these queries do not see. NOTE: it waits for each stage's
-  // data before it releases the stage, or the release would count for an earlier round of the ring.
+  // Skips the steps down to `end`, which these queries do not see. NOTE: waits for each stage's
+  // data before releasing the stage. Otherwise the release would count for an earlier round of the
+  // ring.
   __device__ __forceinline__ void skip_to(int end) {
 #pragma unroll 1
     for (; j >= end; --j) {
@@ -307,7 +308,7 @@ struct FwdSm90Pipeline {
     wgmma_commit();
   }
 
-  // Waits for the scores. PENDING: the number of products that were issued after them.
+  // Waits for the scores. PENDING: the number of products that were issued after the scores.
   template <int PENDING, int NT>
   __device__ __forceinline__ void wait_for_scores(Accumulator<1, NT>& s) const {
     wgmma_wait<PENDING>();
@@ -513,7 +514,7 @@ struct FwdSm90Pipeline {
            (to_end || steps.key0(i, LAST) + MASK_TILE <= keys.end) && !steps.lacks(i, LAST);
   }
 
-  // Zeroes the values of keys that do not exist. All consumers call it for the same block.
+  // Zeroes the values of keys that do not exist. All consumers must call this for the same block.
   __device__ __forceinline__ void clear_values(int i, int stage) const {
     constexpr int THREADS = Tiles::CONSUMERS * WARPGROUP;
     const int thread = fresh_thread() - WARPGROUP;

@@ -153,8 +153,8 @@ class LatentValues {
                                           const DecodeCursor& at, int panel)
       : p_(p), smem_(smem), at_(at), own_{panel} {}
 
-  // Adds key blocks of one work tile, in complete groups, to O. owns_tile: they are all key blocks
-  // of the work tile.
+  // Adds key blocks of one work tile, in complete groups, to O. owns_tile: true if these are all
+  // key blocks of the work tile.
   __device__ __forceinline__ void run(int key_blocks, bool owns_tile) {
     const int end = at_.position + key_blocks;
     Partial<OT> tile;
@@ -244,7 +244,7 @@ class LatentValues {
   __device__ __forceinline__ void find_factors(int key_blocks) {
     const uint32_t full = shared_address(&smem_.stats_full);
     fence_proxy_async();
-    barrier_sync(ALL_CONSUMERS, WARPGROUP);  // all threads have read the previous ones
+    barrier_sync(ALL_CONSUMERS, WARPGROUP);  // all threads have read the previous factors
     if (threadIdx.x == 0) {
       const int tiles = key_blocks * Config::TILES;
       const int bytes = tiles * static_cast<int>(sizeof smem_.factors[0]);

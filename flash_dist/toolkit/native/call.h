@@ -14,7 +14,7 @@ struct Call {
 };
 
 // Device memory of the current device for the kernels of one call, aligned to 256 bytes, or null.
-// It may be freed in stream order after the call has returned.
+// The memory may be freed in stream order after the call has returned.
 using Allocate = void* (*)(void* context, int64_t bytes);
 
 }  // namespace KERNEL_NAMESPACE

@@ -1,4 +1,4 @@
-// The compiled variants, and the choice among them by what really loads on a device.
+// The compiled variants, and the choice of the best variant that loads on a device.
 //
 // A role is what a kernel is for, a family is one way to do it. Several families may serve a role:
 // on each target the specific family is tried first. The general family follows if the specific one

@@ -223,9 +223,9 @@ inline void fill(const Tensor& t, double value) {
                   "torch could not fill a tensor on GPU ", t.get_device_index());
 }
 
-// Memory of the current device from torch's caching allocator, reused in stream order. It is not a
-// tensor: in deterministic mode torch would fill every new tensor, which for a large workspace
-// takes as long as a kernel.
+// Memory of the current device from torch's caching allocator, reused in stream order. A Workspace
+// is not a tensor: in deterministic mode torch would fill every new tensor, which for a large
+// workspace takes as long as a kernel.
 class Workspace {
  public:
   Workspace() = default;
