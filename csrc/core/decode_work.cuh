@@ -421,9 +421,9 @@ struct DecodeSplits {
     const int64_t key_blocks = int64_t{each_} + (more_ > 0);
     return (key_blocks + step - 1) / step * step;
   }
-  // Tells if the longest split of complete groups costs no more than the longest split of key
-  // blocks, which may also store the partials of a group. Writing and reading the partial of a key
-  // block costs partial_rows / 64 of reading the keys and values of the block.
+  // Tells if the longest split costs no more with complete groups than with cut groups. With cut
+  // groups, a split may also store the partials of a group. Writing and reading the partial of a
+  // key block costs partial_rows / 64 of reading the keys and values of the block.
   __device__ __forceinline__ bool prefers_groups(const DecodeParams& p) const {
     if constexpr (SOFTMAX_BLOCKS > 1) {
       return longest(GROUP) == longest(SOFTMAX_BLOCKS);
@@ -462,8 +462,9 @@ struct DecodeSplits {
     }
     return lengths;
   }
-  // Tells if the longest split of complete work tiles has at most a tenth more key blocks than with
-  // cut tiles, whose partials are stored and combined. lengths: the result of find_lengths().
+  // Tells if the longest split has at most a tenth more key blocks with complete work tiles than
+  // with cut ones, whose partials must be stored and combined. lengths: the result of
+  // find_lengths().
   __device__ __forceinline__ bool prefers_tiles(int2 lengths) const {
     if (total == 0) return false;
     const int64_t key_blocks = int64_t{each_} + (more_ > 0);

@@ -53,8 +53,8 @@ constexpr int TILE_ROWS = -3;  // test each query's key range
 struct TileList {
   const int* begin;  // [batches * heads * lines + 1]
   // {tile on the other axis, code of the first 64, code of the second 64, 0}. For lines of 128 keys
-  // the last number is 2 * (how many later lines have the same tile) + (1 if no earlier line has
-  // it).
+  // the last number is 2 * (number of later lines with the same tile) + (1 if no earlier line has
+  // this tile).
   const int4* entries;
   const int2* slots;  // dS slots of the two tiles; -1: not stored
 };

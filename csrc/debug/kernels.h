@@ -23,7 +23,7 @@ class Kernels {
   void set_dirty(bool dirty) { dirty_ = dirty; }
 
   void forward(Outputs& outputs);
-  void backward(Outputs& outputs);  // after forward
+  void backward(Outputs& outputs);  // call forward() first
 
  private:
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype);

@@ -14,7 +14,7 @@ constexpr double INFINITE = std::numeric_limits<double>::infinity();
 struct Head {
   at::Tensor q, k, v, dout;       // [seqlen, columns]
   at::Tensor out, lse;            // output
-  at::Tensor dq, dk_sum, dv_sum;  // output, accumulated, accumulated
+  at::Tensor dq, dk_sum, dv_sum;  // dq is an output, the sums are accumulated
 };
 
 void attend(const Head& h, const at::Tensor& hidden, double softmax_scale, bool forward_only) {

@@ -17,9 +17,9 @@
 // Then dS is stored: all of it, or in chunks that each fill a wave. A chunk has complete units, or
 // some keys of units, or some queries and keys. With blocks of equal length, the planner chooses
 // the number of chunks of complete units whose last waves of dK/dV and dQ are fullest. If the
-// chunks would leave the device idle, it tries the next larger divisors of the group as splits, up
-// to half of the budget, then smaller divisors, which leave more memory for dS. If none works, dS
-// is not stored.
+// chunks would leave the device idle, the planner tries the next larger divisors of the group as
+// splits, up to half of the budget. Then it tries smaller divisors, which leave more memory for dS.
+// If none works, dS is not stored.
 //
 // A query x key chunk has queries of one query head of each split, or a few complete query heads.
 // Such chunks fit dS into the budget for any sequence length. The planner takes the cut with the
@@ -31,11 +31,11 @@
 // to chunk.
 //
 // The fused kernel sums dQ in dq_accum over blocks of keys, in descending order, or in ascending
-// order with first_keys_first. dq_accum holds all units, or chunks of as many as fit; each chunk
-// must fill a wave. If that fails, the call is not fused. Nor is it fused if its blocks would wait
-// for each other and half of the budget can hold all of dS.
+// order with first_keys_first. dq_accum holds all units, or chunks of as many units as fit; each
+// chunk must fill a wave. Otherwise the call is not fused. Nor is a call fused if its blocks would
+// wait for each other and half of the budget can hold all of dS.
 //
-// Batch-invariant plans depend only on dtype, columns and views. They are fused if there is such a
+// Batch-invariant plans depend only on dtype, columns and views. They are fused if there is a fused
 // kernel, with chunks that fill a wave even beyond the budget. Otherwise dS is not stored. Neither
 // groups nor queries are split, and the last keys come first. The cost: without a fused kernel, the
 // backward takes seven matrix products instead of five, and few kv heads leave multiprocessors
@@ -133,7 +133,7 @@ struct BwdPlan {
   std::vector<BwdChunk> chunks;
   std::vector<BwdStep> steps;
   int64_t ds_tiles_per_head = 0;  // largest of all chunks
-  // bytes
+  // Bytes, except stripe_rows:
   int64_t ds = 0;          // spilled dS of the largest chunk
   int64_t dq_accum = 0;    // fp32 dQ between key chunks, or of one chunk if fused
   int64_t dq_turns = 0;    // counters of the fused kernel

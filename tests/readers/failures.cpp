@@ -168,7 +168,7 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t, cud
 
 cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return answer("cudaMemsetAsync"); }
 
-// A driver without tensor maps.
+// Acts as a driver without tensor maps.
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {

@@ -5,8 +5,8 @@
 //
 // Grid      x = key tile, (batch, kv head) pair of the chunk, group split.
 // Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim. P^T and dS^T stay in its
-//           registers as A operands. SPLIT > 1, as dK and dV of whole rows would take all
-//           registers: SPLIT warps own ROWS keys. Each computes S^T and dP^T for part of the
+//           registers as A operands. SPLIT > 1: dK and dV of whole rows would take all
+//           registers, so SPLIT warps own ROWS keys. Each computes S^T and dP^T for part of the
 //           stage's queries, exchanges P^T and dS^T through shared memory, and accumulates part of
 //           the columns.
 // Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse and delta.

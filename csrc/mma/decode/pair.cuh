@@ -26,7 +26,7 @@ struct DecodePairSm90Config : DecodeConfigOf<DecodePairSm90Plan<HEAD_DIM_, HEAD_
   static constexpr bool IN_PAIRS = true;
   static constexpr int CLUSTER = 2;
   static constexpr int RECORDS = GROUP_BLOCKS / CLUSTER;
-  static constexpr int OT = HEAD_DIM_V_ / 8 / Base::WARPS_N;  // SharedRows::OT
+  static constexpr int OT = HEAD_DIM_V_ / 8 / Base::WARPS_N;  // equals SharedRows::OT
   using Splits = BlockPair<DecodePairSm90Config>;
   struct Smem : Base::Smem {
     // A thread of the first block reads what the thread with the same rows of the second block

@@ -2,7 +2,7 @@
 //
 // Grid      x = query tile, batch and query head. A head's causal tiles come longest first.
 // Block     SPLIT = 1: a warp owns ROWS query rows over the whole head_dim. P stays in its
-//           registers as the A operand. SPLIT > 1, as O of whole rows would take all registers:
+//           registers as the A operand. SPLIT > 1: O of whole rows would take all registers, so
 //           SPLIT warps own ROWS queries. Each computes S for part of the keys, exchanges row
 //           maxima and P through shared memory, and accumulates part of the columns.
 // Shared    Q tile (reused for the output), one K tile, one V tile; with SPLIT > 1 P.

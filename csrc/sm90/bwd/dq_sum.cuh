@@ -84,8 +84,8 @@ struct DqColumns : DqPart<COLUMNS / 8> {
   __device__ __forceinline__ void finish(uint32_t stage, float scale, const DqRows& to,
                                          int column) {
     this->scale(scale);
-    // NOTE: two steps, because the product of both factors would stay in a register throughout the
-    // kernel.
+    // NOTE: scales in two steps, because the product of both factors would stay in a register
+    // throughout the kernel.
     if constexpr (DS_SCALE<T> != 1.0f) this->scale(1.0f / DS_SCALE<T>);
     store_rows<DqTile, Target, T>(*this, stage, to.dq + column, to.stride, to.rows,
                                   to.columns - column);

@@ -15,7 +15,7 @@ struct DecodeWideSm90Config
     : Config<DecodeWideSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DecodeWideSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   static constexpr int THREADS = Plan::WARPS * 32;
-  static constexpr int LOADERS = WARPGROUP;  // the last threads
+  static constexpr int LOADERS = WARPGROUP;  // the last threads of the block
   static constexpr int CONSUMER_THREADS = THREADS - LOADERS;
   static constexpr int CONSUMERS = CONSUMER_THREADS / WARPGROUP;
   static constexpr int CONSUMER_ROWS = 64;
@@ -36,7 +36,7 @@ struct DecodeWideSm90Config
   static constexpr int CONSUMER_REGISTERS =
       registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
   using Splits = DecodeSplits<THREADS>;
-  using KTile = Panels<BLOCK_N>;        // also for V
+  using KTile = Panels<BLOCK_N>;        // layout of a tile of K or V
   using QTile = Panels<CONSUMER_ROWS>;  // one per consumer
   static_assert(HEAD_DIM == HEAD_DIM_V && HEAD_DIM % QTile::COLUMNS == 0);
   static_assert(BLOCK_ROWS == CONSUMER_ROWS || LARGER == 0);

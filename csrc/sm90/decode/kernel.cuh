@@ -184,7 +184,7 @@ struct DecodeSm90Consumer {
     fence_proxy_async();  // wgmma reads the copied rows
     wait_for_warps();
   }
-  // Barrier of this warpgroup.
+  // Waits for all warps of this warpgroup.
   __device__ __forceinline__ void wait_for_warps() const {
     barrier_sync(1 + own.number(), WARPGROUP);
   }

@@ -14,7 +14,7 @@ namespace flash_dist {
 
 struct FwdKvcacheSm90Params : FwdSm90Params {
   CacheParams cache;
-  float4* parked;  // FwdKvcacheCall::parked
+  float4* parked;  // see FwdKvcacheCall::parked
   int box_keys;    // keys per box of k or v, which must be adjacent: a power of two
   // True if the keys past a sequence as long as the cache read as zeros, because the tensor ends
   // there.

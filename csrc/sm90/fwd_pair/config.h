@@ -36,7 +36,7 @@ struct FwdPairSm90Config
   static constexpr int SLICE = Plan::SLICE;             // columns of K or V in a stage
   static constexpr int K_SLICES = HEAD_DIM / SLICE;     // slices of K per step
   static constexpr int V_SLICES = COLUMNS / SLICE;      // slices of V per step of either block
-  static constexpr int LOADER_REGISTERS = 24;           // setmaxnreg
+  static constexpr int LOADER_REGISTERS = 24;           // for setmaxnreg
   static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
   static_assert(CONSUMERS == 2, "lists are made for 128 queries");
 

@@ -52,7 +52,7 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
   static constexpr int THREADS = Plan::WARPS * 32;
   static constexpr int CLUSTER = CLUSTER_;  // blocks per cluster; with two, each has one consumer
   static constexpr int CONSUMERS =
-      (THREADS / WARPGROUP - 1) * CLUSTER;  // they share the columns of O
+      (THREADS / WARPGROUP - 1) * CLUSTER;  // the consumers share the columns of O
   static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
   static constexpr int COLUMNS = HEAD_DIM_V / CONSUMERS;  // columns of O per consumer
   static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads; one warp loads keys

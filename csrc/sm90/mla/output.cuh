@@ -27,7 +27,8 @@ __device__ __forceinline__ void store_tile(const DecodeParams& p, const Partial<
                                            const DecodeCursor& at, const Place& own) {
   using Config = typename Place::Config;
   const int head = at.head;
-  // NOTE: computed here, because columns that are known before the loop would take registers in it.
+  // NOTE: fresh_thread() makes the compiler compute the columns here. If they were known before the
+  // loop over key blocks, they would take registers in it.
   const int lane = fresh_thread() % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

@@ -23,7 +23,7 @@ template <class... Parts>
   throw Error(text.str());
 }
 
-// "cudaErrorNotReady (device not ready)"
+// Returns text such as "cudaErrorNotReady (device not ready)".
 inline std::string error_text(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }

@@ -352,7 +352,8 @@ Registry& registry() {
   return *one;
 }
 
-// "head_dim 192, head_dim_v 128"; a size equal to that of its default axis is omitted.
+// Returns text such as "head_dim 192, head_dim_v 128". A size equal to that of its default axis is
+// omitted.
 std::string describe_sizes(const Values& values) {
   std::string text;
   for (int axis = WORD_AXES; axis < KEY_AXES; ++axis) {
@@ -364,7 +365,7 @@ std::string describe_sizes(const Values& values) {
   return text;
 }
 
-// "bf16 nhwc"
+// Returns text such as "bf16 nhwc".
 std::string describe_words(const Values& values) {
   std::string text;
   for (int axis = 0; axis < WORD_AXES; ++axis) {
@@ -473,7 +474,7 @@ Loaded require_kernel(int device, const KernelKey& key, const void* params) {
 void launch(int device, const Loaded& kernel, const void* params, cudaStream_t stream) {
   const Variant& variant = *kernel.variant;
   const cudaError_t status = variant.entry->launch(variant.entry->kernel, params, stream);
-  if (status == cudaErrorInvalidConfiguration) {  // launch_1d() returned it
+  if (status == cudaErrorInvalidConfiguration) {  // from launch_1d(): the grid is too large
     cudaGetLastError();
     fail(variant.symbol, " failed with ", error_text(status), ": it would need more than ",
          INT32_MAX, " blocks\n\nhint: pass less at a time, such as fewer batch entries");

@@ -23,7 +23,7 @@ std::string& last_error() {
 
 namespace {
 
-// "[a, b]" or "{a, b}" from concatenated parts.
+// Builds "[a, b]" or "{a, b}" from concatenated parts.
 class List {
  public:
   explicit List(const char* brackets) : brackets_(brackets) { text_ << brackets[0]; }

@@ -100,7 +100,7 @@ inline std::string show_device(const Tensor& t) {
   return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "cpu";
 }
 
-// "[2, 4]"
+// Returns text such as "[2, 4]".
 inline std::string show_numbers(torch::headeronly::IntHeaderOnlyArrayRef numbers) {
   std::string text;
   for (const int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
@@ -109,7 +109,7 @@ inline std::string show_numbers(torch::headeronly::IntHeaderOnlyArrayRef numbers
 
 inline std::string show_shape(const Tensor& t) { return show_numbers(t.sizes()); }
 
-// "float16 [2, 4] on cuda:0, not contiguous"
+// Returns text such as "float16 [2, 4] on cuda:0, not contiguous".
 inline std::string show(const Tensor& t) {
   const std::string place =
       std::string(dtype_name(t.scalar_type())) + " " + show_shape(t) + " on " + show_device(t);
