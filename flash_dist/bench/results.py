@@ -301,7 +301,7 @@ def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 def _rate_ratios(
     rows: Iterable[Row], are_held_together: Callable[[Row, Row], bool]
 ) -> list[tuple[Row, str, float]]:
-    """Divide our rate on a row by our rate on another row, for all pairs that are compared.
+    """Divide our rate on each row by our rate on each row that belongs to it.
 
     Returns:
         The first row, the pass and the ratio.

@@ -60,8 +60,7 @@ def attend_wrongly(scored, attend=attention.attend_scored, **options):
 attention.attend_scored = attend_wrongly
 sys.exit(attention.main(sys.argv[1:]))
 """
-# Code that runs before a call with newer features, code that runs after it, and the expected
-# message.
+# Statements before and after a call with newer features, and the expected message.
 NEW_FAULTS = {
     "bias": (
         "",
