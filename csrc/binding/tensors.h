@@ -66,7 +66,7 @@ struct Sizes {
   int total_q, total_k;  // tokens of packed tensors, else 0
 
   int64_t num_heads_q() const { return int64_t{num_heads_kv} * group; }
-  // Number of rows of all query heads.
+  // Returns the number of rows of all query heads.
   int64_t rows() const { return num_heads_q() * (packed ? total_q : int64_t{batch} * seqlen_q); }
   // True if there are no queries or no keys: nothing is launched, and the outputs are constants.
   bool empty() const { return batch == 0 || seqlen_q == 0 || seqlen_k == 0; }

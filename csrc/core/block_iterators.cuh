@@ -40,11 +40,11 @@ struct KeyBlockIterator {
 
   // True if block j needs no mask.
   __device__ __forceinline__ bool is_full(int j) const { return j >= full_begin && j < full_end; }
-  // First key of block j.
+  // Returns the first key of block j.
   __device__ __forceinline__ int key0(int j) const {
     return entries == nullptr ? j * BLOCK_N : entries[j / SUB].x * MASK_TILE + j % SUB * BLOCK_N;
   }
-  // The mask's code of block j for the first or second half of the queries (half = 0 or 1).
+  // Returns the mask's code of block j for the first or second half of the queries (half = 0 or 1).
   __device__ __forceinline__ int code(int j, int half) const {
     if (entries == nullptr) return TILE_ROWS;
     return half == 0 ? entries[j / SUB].y : entries[j / SUB].z;
@@ -94,14 +94,14 @@ struct QueryBlockIterator {
   }
 };
 
-// The dS layout of a band. Packed documents have their own sequence lengths.
+// Returns the dS layout of a band. Packed documents have their own sequence lengths.
 __device__ __forceinline__ DsLayout ds_layout(const BwdParams& p, const Sequence& sequence) {
   return DsLayout(p.mask, sequence.seqlen_q, sequence.seqlen_k, p.packing.cu_seqlens_q != nullptr,
                   p.seqlen_q);
 }
 
-// Slot of query tile 0 under key tile n, even if that tile is masked. Add m for the slot of query
-// tile m. Slots count from key tile `first`. For masks of kind BAND and ROWS.
+// Returns the slot of query tile 0 under key tile n, even if that tile is masked. Add m for the
+// slot of query tile m. Slots count from key tile `first`. For masks of kind BAND and ROWS.
 __device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layout, int first,
                                          int n) {
   const MaskParams& p = mask.p;
@@ -159,7 +159,7 @@ struct DsBlockIterator {
   }
 
  private:
-  // The first entry in [low, high) whose tile is >= `tile`.
+  // Returns the first entry in [low, high) whose tile is >= `tile`.
   __device__ __forceinline__ int lower_bound(int low, int high, int tile) const {
     while (low < high) {
       const int middle = (low + high) / 2;

@@ -74,7 +74,7 @@ struct DkdvBlock {
   }
 };
 
-// Row of the fp32 sums of dK and dV for the block's key 0.
+// Returns the row of the fp32 sums of dK and dV for the block's key 0.
 __device__ __forceinline__ int64_t first_sum_row(const BwdParams& p, const DkdvBlock& block) {
   return p.sum_rows.first + block.split * p.sum_rows.split + block.unit * p.sum_rows.unit +
          block.query_split * p.stripe_rows;

@@ -310,7 +310,7 @@ struct DecodeSplits {
     return more_ + static_cast<unsigned>(position - longer) / static_cast<unsigned>(each_);
   }
 
-  // Returns the cursor at index `position`, which is below total. All threads must call it, after
+  // Returns the cursor at index `position`, which is below total. All threads must call this, after
   // they have read any earlier result.
   __device__ __forceinline__ DecodeCursor find(const DecodeParams& p, Smem& smem,
                                                int position) const {
@@ -326,8 +326,8 @@ struct DecodeSplits {
     return DecodeCursor(p, smem.tile, smem.base, position);
   }
   // Returns the cursor at the first key block of work tile `number`, which counts row_tiles tiles
-  // for every batch entry. All threads must call it, like find(). If the entry has no such tile,
-  // place >= extent.tiles.
+  // for every batch entry. All threads must call this, as with find(). If the entry has no such
+  // tile, place >= extent.tiles.
   __device__ __forceinline__ DecodeCursor find_tile(const DecodeParams& p, Smem& smem,
                                                     int number) const {
     const int tile = number / p.num_heads_kv;
@@ -433,7 +433,8 @@ struct DecodeSplits {
       return missing * 64 <= min(key_blocks, GROUP) * p.partial_rows;
     }
   }
-  // Returns the key blocks of the shortest and of the longest work tile. All threads must call it.
+  // Returns the key blocks of the shortest and of the longest work tile. All threads must call
+  // this.
   __device__ __forceinline__ int2 find_lengths(const DecodeParams& p, Smem& smem) const {
     int2 lengths = lengths_of(p);
 #pragma unroll

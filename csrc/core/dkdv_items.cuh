@@ -82,7 +82,7 @@ struct DkdvCursor {
     if constexpr (Config::SHARES_QUERIES) query_blocks.clip(w.query_tiles);
     return query_blocks;
   }
-  // Number of items of the block.
+  // Returns the number of items of the block.
   __device__ __forceinline__ static int count(const BwdParams& p, const DkdvWork& w) {
     const int heads = w.group_heads_end - w.group_heads_begin;
     if (p.mask.head_planes == 0) return max(w.end - w.begin, 0) * PER_TILE * heads;
@@ -95,7 +95,7 @@ struct DkdvCursor {
     return steps * PER_TILE;
   }
 
-  // Slot of the item's dS. Called by one thread.
+  // Returns the slot of the item's dS. Called by one thread.
   __device__ __forceinline__ int slot(const BwdParams& p, const DkdvWork& w, int half) const {
     if (p.ds == nullptr) return -1;
     const int head = head_in_group * static_cast<int>(p.ds_tiles_per_head);
@@ -113,7 +113,8 @@ struct DkdvCursor {
            slot_base(mask, layout, first, n + half) + head + i / PER_TILE;
   }
 
-  // Address of the 16 bytes of the mask's arrays that give the item's codes; null for bands.
+  // Returns the address of the 16 bytes of the mask's arrays that give the item's codes; null for
+  // bands.
   __device__ __forceinline__ const int4* known(const BwdParams& p, const DkdvWork& w) const {
     if (entries != nullptr) return entries + i / PER_TILE;
     if (p.mask.kind == MaskKind::BAND) return nullptr;
@@ -133,7 +134,8 @@ struct DkdvCursor {
   }
 };
 
-// The mask's code for the item's 64 queries and one of the block's key tiles (half = 0 or 1).
+// Returns the mask's code for the item's 64 queries and one of the block's key tiles (half = 0 or
+// 1).
 __device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w,
                                          const DkdvItem& item, int half) {
   if (p.mask.kind == MaskKind::TILES) return half == 0 ? item.known.y : item.known.z;
@@ -167,8 +169,8 @@ __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
   }
 }
 
-// The query tiles of a block's query split. All splits have the same number, that of the longest
-// sequence.
+// Returns the query tiles of a block's query split. All splits have the same number of tiles, that
+// of the longest sequence.
 __device__ __forceinline__ int2 find_query_tiles(const BwdParams& p, const DkdvBlock& block) {
   const int tiles = (p.seqlen_q + MASK_TILE - 1) / MASK_TILE;
   const int each = (tiles + p.query_split - 1) / p.query_split;

@@ -56,18 +56,18 @@ class DsLayout {
   }
   FLASH_DIST_HOST_DEVICE int key_end(int m) const { return m + later_ + 1; }
 
-  // Number of slots of the key tiles [first, n) of one head.
+  // Returns the number of slots of the key tiles [first, n) of one head.
   FLASH_DIST_HOST_DEVICE int64_t slots(int first, int n) const {
     if (width_ != TRIANGLE) return static_cast<int64_t>(n - first) * width_;
     return static_cast<int64_t>(n - first) * query_tiles_ - (skipped(n) - skipped(first));
   }
 
-  // Number of slots of key tile n.
+  // Returns the number of slots of key tile n.
   FLASH_DIST_HOST_DEVICE int width(int n) const {
     return width_ != TRIANGLE ? width_ : query_tiles_ - query_begin(n);
   }
 
-  // Slot of (query tile m, key tile n), where key tile `first` starts at 0.
+  // Returns the slot of (query tile m, key tile n), where key tile `first` starts at 0.
   FLASH_DIST_HOST_DEVICE int64_t slot(int first, int n, int m) const {
     return slots(first, n) + m - first_with_slot(n);
   }
@@ -87,7 +87,7 @@ class DsLayout {
   }
   FLASH_DIST_HOST_DEVICE static int tiles_up(int x) { return -floor_tiles(-x); }
 
-  // Sum of min(max(i - later, 0), query_tiles) over min(later, 0) <= i < n.
+  // Returns the sum of min(max(i - later, 0), query_tiles) over min(later, 0) <= i < n.
   FLASH_DIST_HOST_DEVICE int64_t skipped(int n) const {
     const int64_t k = static_cast<int64_t>(n) - later_;
     if (k <= 0) return 0;

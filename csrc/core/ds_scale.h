@@ -18,7 +18,7 @@ constexpr float FP16_DS_SCALE = 1.0f / 4;
 template <class T>
 constexpr float DS_SCALE = std::is_same_v<T, Fp16> ? FP16_DS_SCALE : 1.0f;
 
-// The factor that turns sums of dS into dQ and dK.
+// Returns the factor that turns sums of dS into dQ and dK.
 template <class T>
 FLASH_DIST_HOST_DEVICE constexpr float gradient_scale(float softmax_scale) {
   return DS_SCALE<T> == 1.0f ? softmax_scale : softmax_scale * (1.0f / DS_SCALE<T>);

@@ -16,8 +16,8 @@ struct FwdKvcacheCall {
 // From this many value columns on, O of a query tile does not fit in shared memory beside K and V.
 constexpr int PARKED_COLUMNS = 256;
 
-// Bytes of global memory in which the blocks store O of their query tile while they compute a group
-// of keys.
+// Returns the bytes of global memory in which the blocks store O of their query tile while they
+// compute a group of keys.
 inline int64_t parked_bytes(int blocks, int block_rows, int columns) {
   return columns < PARKED_COLUMNS ? 0 : int64_t{blocks} * block_rows * columns * 4;
 }

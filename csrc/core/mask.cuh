@@ -13,7 +13,7 @@
 
 namespace flash_dist {
 
-// Bits [begin, end) of a word; both are clamped to 0..32.
+// Returns a word with bits [begin, end) set; both are clamped to 0..32.
 __device__ __forceinline__ uint32_t bit_span(int begin, int end) {
   const auto from = [](int bit) { return shift_left(0xffffffffu, max(bit, 0)); };
   return from(begin) & ~from(end);
@@ -72,13 +72,14 @@ struct Mask : MaskPlace {
     return min(max(i + shift() + p.right + 1, 0), seqlen_k);
   }
 
-  // The keys [x, y) that query i sees; past the last query, those of the last.
+  // Returns the keys [x, y) that query i sees; past the last query, those that the last query sees.
   __device__ __forceinline__ int2 keys(int i) const {
     if (p.kind == MaskKind::BAND) return {band_begin(i), band_end(i)};
     return p.rows[static_cast<int64_t>(plane) * p.query_tiles * MASK_TILE + min(i, seqlen_q - 1)];
   }
 
-  // The key range of existing queries in [row0, row0 + rows). Only for bands and ROWS masks.
+  // Returns the key range of existing queries in [row0, row0 + rows). Only for bands and ROWS
+  // masks.
   __device__ __forceinline__ KeyRange range(int row0, int rows) const {
     const int last = min(row0 + rows, seqlen_q) - 1;
     if (p.kind == MaskKind::BAND) {

@@ -27,7 +27,7 @@ struct Panels {
     return (columns + COLUMNS - 1) / COLUMNS;
   }
 
-  // Byte offset of element 8 * chunk of a row.
+  // Returns the byte offset of element 8 * chunk of a row.
   __device__ __forceinline__ static int offset(int row, int chunk) {
     return chunk / 8 * BYTES + row * ROW_BYTES + ((chunk % 8 ^ row % 8) << 4);
   }

@@ -43,7 +43,7 @@ __device__ __forceinline__ float tanh_near(float x) {
   return fabsf(x) <= 0.5f ? x * sum : far;
 }
 
-// ALiBi's slope of a query head, 0 without ALiBi.
+// Returns ALiBi's slope of a query head, 0 without ALiBi.
 __device__ __forceinline__ float alibi_slope(const ScoreParams& p, int batch, int head) {
   return p.alibi == nullptr ? 0.0f : p.alibi[batch * p.alibi_batch + head];
 }

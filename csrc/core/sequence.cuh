@@ -27,7 +27,7 @@ struct DocumentRows {
   }
   __device__ __forceinline__ int end() const { return begin + length; }
 
-  // End of the last document.
+  // Returns the end of the last document.
   __device__ __forceinline__ static int last_end(const int* cu_seqlens, int documents, int total) {
     return on_axis(cu_seqlens[documents], total);
   }

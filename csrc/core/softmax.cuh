@@ -45,7 +45,7 @@ __device__ __forceinline__ float change_of(float row_max, float scale_log2, floa
   return __fsub_rn(__fmul_rn(row_max, scale_log2), offset);
 }
 
-// Maximum of `top` and the scores of row h of row tile m.
+// Returns the maximum of `top` and the scores of row h of row tile m.
 template <int MT, int NT>
 __device__ __forceinline__ float find_top(const Accumulator<MT, NT>& s, float top, int m, int h) {
 #pragma unroll

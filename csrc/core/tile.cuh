@@ -185,18 +185,19 @@ struct Operand {
   // B[16 k, 16 n], where the rows of the tile are k (read transposed). Same registers as b.
   __device__ __forceinline__ static Operand b_trans(uint32_t tile) { return a(tile); }
 
-  // A copy that keeps the compiler from holding derived addresses in registers across the loop.
+  // Returns a copy that keeps the compiler from holding derived addresses in registers across the
+  // loop.
   __device__ __forceinline__ Operand local() const {
     Operand copy = *this;
     asm volatile("" : "+r"(copy.phase));
     return copy;
   }
 
-  // Address of the 16x16 block whose first row is row0 and first column 16 * col16.
+  // Returns the address of the 16x16 block whose first row is row0 and first column 16 * col16.
   __device__ __forceinline__ uint32_t at(int row0, int col16) const {
     return row + row0 * Layout::ROW_BYTES + (phase ^ (col16 << 5));
   }
-  // Address of the 8x32 block whose first row is row0 and first column 32 * col32.
+  // Returns the address of the 8x32 block whose first row is row0 and first column 32 * col32.
   __device__ __forceinline__ uint32_t at_32(int row0, int col32) const {
     return row + row0 * Layout::ROW_BYTES + (phase ^ (col32 << 6));
   }

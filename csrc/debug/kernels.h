@@ -43,7 +43,7 @@ class Kernels {
   bool dirty_ = false;
 };
 
-// Symbols of the last launched kernels, to set breakpoints on.
+// Returns the symbols of the last launched kernels, to set breakpoints on.
 std::vector<std::string> last_kernels();
 
 }  // namespace flash_dist::debug

@@ -48,7 +48,8 @@ void synchronize(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-// Median time in ms between two CUDA events, over `runs` runs after WARM_UP warm-up runs.
+// Returns the median time in ms between two CUDA events, over `runs` runs after WARM_UP warm-up
+// runs.
 double median_ms(const std::function<void()>& work, int runs, c10::Device device) {
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   for (int i = 0; i < WARM_UP; ++i) work();

@@ -7,7 +7,7 @@
 
 namespace flash_dist {
 
-// Rank of this block in its cluster.
+// Returns the rank of this block in its cluster.
 __device__ __forceinline__ int cluster_rank() {
   int rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -29,7 +29,7 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// The address in block `rank` of the cluster that corresponds to `smem` in this block.
+// Returns the address in block `rank` of the cluster that corresponds to `smem` in this block.
 __device__ __forceinline__ uint32_t address_in(int rank, uint32_t smem) {
   uint32_t r;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(smem), "r"(rank));

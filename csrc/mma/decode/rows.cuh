@@ -141,7 +141,7 @@ struct SharedRows {
               pack<Target, T>(x[2 * h], x[2 * h + 1]));
         }
   }
-  // Loads step k of the weights. Call it after a barrier.
+  // Loads step k of the weights. Call this after a barrier.
   __device__ __forceinline__ uint32_t (&load_weights(Weights& weights, int k) const)[1][4] {
     ldmatrix_x4(weights[0], a_p.at(0, k));
     return weights;

@@ -119,7 +119,7 @@ struct DkdvOfPair {
   __device__ __forceinline__ DkdvItem& item(const Stages& stages) const {
     return smem.item[item_of(stages)];
   }
-  // This warpgroup's rows of K or V.
+  // Returns the address of this warpgroup's rows of K or V.
   __device__ __forceinline__ uint32_t own_keys() const {
     return shared_address(smem.keys) + steps.group_row0() * KTile::ROW_BYTES;
   }

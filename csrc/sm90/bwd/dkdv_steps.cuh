@@ -42,7 +42,7 @@ struct DkdvSm90Steps {
   const BwdParams& p = params.p;
   const DkdvSm90Work& work = smem.work;
 
-  // The first of this warpgroup's keys in the block.
+  // Returns the first of this warpgroup's keys in the block.
   __device__ __forceinline__ static int group_row0() { return consumer() * KEYS; }
   // own_k, own_v: this warpgroup's rows of K and of V.
   __device__ __forceinline__ uint32_t own_k() const {
@@ -152,12 +152,13 @@ struct DkdvSm90Steps {
     }
   }
 
-  // ALiBi's slope of an item's head, read from global memory: call it before the scores are needed.
+  // Returns ALiBi's slope of an item's head, read from global memory: call this before the scores
+  // are needed.
   __device__ __forceinline__ float slope_of(const DkdvItem& item) const {
     if constexpr (!Config::HAS_SCORE_MOD) return 0.0f;
     return minus_alibi_slope(p.scores, work.batch, work.head + item.head_in_group);
   }
-  // ALiBi's part of this warp's scores.
+  // Returns ALiBi's part of this warp's scores.
   __device__ __forceinline__ AlibiBias<true> alibi_of(const DkdvItem& item, float slope) const {
     return {slope, item.row0 + work.seqlen_k - work.seqlen_q,
             work.key0 + group_row0() + warp_of_consumer() * 16};

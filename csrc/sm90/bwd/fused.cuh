@@ -257,7 +257,8 @@ struct FusedSm90 {
     if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
   }
 
-  // Number of tiles of a head in dq_accum, which pads a head to complete tiles of 128 queries.
+  // Returns the number of tiles of a head in dq_accum, which pads a head to complete tiles of 128
+  // queries.
   __device__ __forceinline__ int tiles_per_head() const {
     return (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
            (STATISTICS_ALIGNMENT / BLOCK_M);

@@ -40,11 +40,11 @@ struct ConsumerPlace {
   __device__ __forceinline__ static int number() {
     return static_cast<int>(threadIdx.x) / WARPGROUP;
   }
-  // The two rows of this lane, h = 0 or 1.
+  // Returns the first or second row of this lane (h = 0 or 1).
   __device__ __forceinline__ static int row(int h) {
     return static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
   }
-  // The first of the two adjacent columns of O in x[0][n].
+  // Returns the first of the two adjacent columns of O in x[0][n].
   __device__ __forceinline__ static int column(int n) {
     return n * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
   }
@@ -104,7 +104,7 @@ struct DecodeSm90Consumer {
   // The warp's cursor, at a key block of the work tile. In shared memory, because it is only read
   // at the end of a work tile or group.
   __device__ __forceinline__ DecodeCursor& cursor() const { return smem.cursors[threadIdx.x / 32]; }
-  // End of the work tile's key blocks in this split.
+  // Returns the end of the work tile's key blocks in this split.
   __device__ __forceinline__ int end() const {
     const DecodeCursor& at = cursor();
     return min(at.key_block + (smem.bounds.end - at.position), at.extent.end);
@@ -122,7 +122,7 @@ struct DecodeSm90Consumer {
     set_cursor(cursor(), at);
   }
 
-  // The keys visible to all rows of this warp.
+  // Returns the keys visible to all rows of this warp.
   __device__ __forceinline__ int2 common_keys() const {
     const int2 own_keys = TileRows(p, cursor(), own).common_keys();
     return {__reduce_max_sync(0xffffffffu, own_keys.x), __reduce_min_sync(0xffffffffu, own_keys.y)};

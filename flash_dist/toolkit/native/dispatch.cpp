@@ -57,7 +57,7 @@ bool same_kernel(const Variant& v, const KernelKey& key) {
          std::equal(v.values.begin(), v.values.begin() + WORD_AXES, key.values.begin());
 }
 
-// The sizes of a family, or of all families, for the role and words of a key.
+// Returns the sizes of a family, or of all families, for the role and words of a key.
 std::vector<Values> compiled_sizes(const KernelKey& key, const Family* family = nullptr) {
   std::vector<Values> sizes;
   for (const Variant& v : all_variants()) {

@@ -44,7 +44,7 @@ inline int dtype_word(const Tensor& t, const char* name, int axis) {
   return -1;
 }
 
-// A call on the GPU of t, on its current stream, with the word of its dtype.
+// Returns a call on the GPU of t, on its current stream, with the word of its dtype.
 inline Call make_call(const Tensor& t, const char* name, int axis) {
   const int device = t.get_device_index();
   return {device, current_stream(device), dtype_word(t, name, axis)};

@@ -35,7 +35,7 @@ using torch::stable::accelerator::DeviceGuard;  // makes a GPU the current one i
 
 inline void check_status(int64_t status) { STD_TORCH_CHECK(status >= 0, KERNEL_C(last_error)()); }
 
-// The number of a tensor's dtype in torch's C interface.
+// Returns the number of a tensor's dtype in torch's C interface.
 inline int32_t torch_dtype(const Tensor& t) {
   int32_t dtype = 0;
   STD_TORCH_CHECK(aoti_torch_get_dtype(t.get(), &dtype) == AOTI_TORCH_SUCCESS,
@@ -43,7 +43,7 @@ inline int32_t torch_dtype(const Tensor& t) {
   return dtype;
 }
 
-// The current stream of a GPU, a cudaStream_t.
+// Returns the current stream of a GPU, a cudaStream_t.
 inline void* current_stream(int device) {
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
                   "this torch was built without CUDA");
@@ -64,7 +64,7 @@ T* pointer(const Tensor& t) {
 
 // --- Checks: each throws a sentence that names the argument -------------------------------------
 
-// The name of a dtype in Python's notation.
+// Returns the name of a dtype in Python's notation.
 inline const char* dtype_name(ScalarType type) {
   switch (type) {
     case ScalarType::Double:
