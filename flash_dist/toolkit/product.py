@@ -53,7 +53,7 @@ class Product:
     namespace: str = ""  # C++ namespace; empty: the name
     oldest_gpu: str = ""  # compute capability; empty: the lowest that any axis needs
     main_role: str = ""  # the kernel role that reports name first
-    operators: str = ""  # importing it registers the torch operators; empty: load the binding
+    operators: str = ""  # module that registers the torch operators; empty: load the binding
     cases: str = ""  # returns a function that chooses the selftest cases, see `selftest.case`
     variables: tuple[Variable, ...] = ()
     torch_note: str = ""  # names a function that makes the text below torch in `doctor -v`

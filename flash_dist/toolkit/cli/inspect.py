@@ -130,7 +130,7 @@ def parse_extract(text: str) -> Choice:
 
 
 def require_extract(args: argparse.Namespace) -> None:
-    """Raise UsageError if a folder is named, but nothing would be written to it."""
+    """Raise UsageError if a folder is named, but nothing would be written into the folder."""
     if args.to is not None and args.extract is None:
         message = f"--to must come with --extract, which writes there, got only --to {args.to}"
         raise UsageError(message, hint="`inspect --extract sm_90a --to FOLDER LIBRARY`")

@@ -170,7 +170,7 @@ def _machine(args: argparse.Namespace) -> str:
 def describe(
     cuda: Cuda, selection: Selection, commands: tuple[Command, ...], args: argparse.Namespace
 ) -> Iterator[str]:
-    """Name the set, how it serves each GPU, what smaller sets lack, and how to install it."""
+    """Name the set, how it serves each GPU, what smaller sets lack, and the install commands."""
     if selection.chosen is None:
         machine = _machine(args)
         sets = tuple(one for one in known_sets() if one.machine == machine)

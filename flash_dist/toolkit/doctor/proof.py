@@ -97,7 +97,7 @@ class Proof:
                 self.together = None
 
     def run(self, gpu: Gpu) -> CheckResult:
-        """Run the selftest on a GPU and compare it with the prediction and the recorded bits."""
+        """Run the selftest on a GPU; compare results with the prediction and recorded bits."""
         together = self.together
         names = together.names if together else (str(gpu.index),)
         what = f"selftest of gpu{'s' if len(names) > 1 else ''} {', '.join(names)}"

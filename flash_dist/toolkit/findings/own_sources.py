@@ -61,7 +61,7 @@ class Sentence:
     text: str  # with _OPEN for each variable part
     module: str
     function: str
-    error: str = ""  # the class that it is raised as
+    error: str = ""  # the class of the error with this text
     hint: str = ""
     entry: str = ""  # the name of its finding
 

@@ -143,7 +143,7 @@ class Cubin:
         return b"" if found is None else section_data(self._data, found)
 
     def attributes(self, section: str) -> Iterator[tuple[int, bytes]]:
-        """Yield (attribute, value) of an `.nv.info` section; the value is empty if it is inline."""
+        """Yield (attribute, value) of an `.nv.info` section; an inline value is empty."""
         return _attributes(self.contents(section), section)
 
 

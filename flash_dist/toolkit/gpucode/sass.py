@@ -80,7 +80,7 @@ class Body:
     prints: bool = False
     asserts: bool = False
     traps: bool = False
-    calls: bool = False  # it calls a function, so its length tells little
+    calls: bool = False  # the kernel calls a function, so its length tells little
     uses_memory: bool = False  # true of every real kernel
     counted: bool = True  # False: old SASS, only its length is known
 

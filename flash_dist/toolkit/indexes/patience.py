@@ -71,7 +71,7 @@ class Patience:
             if self.left <= 0:
                 self.ended = True
                 for one in tuple(self._sockets):
-                    with suppress(OSError):  # the other end may have closed it
+                    with suppress(OSError):  # the server may have closed the connection
                         one.shutdown(socket.SHUT_RDWR)
                 self._stopped.wait(0.1)  # another connection may be starting
 

@@ -62,7 +62,7 @@ class Found(NamedTuple):
 
     path: str
     variable: str = ""  # the variable that names the file or its folder
-    fix: str = ""  # the step that makes the linker skip it
+    fix: str = ""  # the step that makes the linker skip the file
 
     def __str__(self) -> str:
         return f"{self.path} (from {self.variable})" if self.variable else self.path

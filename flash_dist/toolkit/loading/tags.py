@@ -27,7 +27,7 @@ _LINUX = re.compile(r"(?:manylinux_2_[0-9]+|manylinux[0-9]+|musllinux_[0-9]+_[0-
 def judge_tags(
     file_name: str, host: LoadHost, supported: Iterable[Tag] | None = None
 ) -> Finding | None:
-    """Say why pip would refuse a wheel; None if it would take it, or if that is unknown.
+    """Say why pip would refuse a wheel; None if pip would accept the wheel, or if that is unknown.
 
     Args:
         file_name: The wheel's file name.

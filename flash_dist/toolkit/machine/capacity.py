@@ -54,7 +54,7 @@ def read_free_memory(root: Path = Path("/")) -> int | None:
 
 
 def _find_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the groups whose limits apply to this process: its own and all above it.
+    """Yield the groups whose limits apply to this process: its own group and all groups above.
 
     A container often sees its own group as the root instead of the path in /proc; groups that are
     not visible have no files to read.
@@ -65,7 +65,7 @@ def _find_groups(root: Path, controller: str) -> Iterator[Path]:
             continue
         top = root / _GROUPS / (controller if controllers else "")
         inside = PurePosixPath(path).relative_to("/")
-        if ".." not in inside.parts:  # otherwise it is outside of this namespace
+        if ".." not in inside.parts:  # else the group is outside of this namespace
             yield from (top / one for one in (inside, *inside.parents) if one.parts)
         yield top
 

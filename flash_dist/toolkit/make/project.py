@@ -74,7 +74,7 @@ def find_installed(package: Path, toolkit: Path | None = None) -> list[Path]:
 
     Args:
         package: The folder.
-        toolkit: The toolkit in it; by default that of this package, if it has one.
+        toolkit: The toolkit in the folder; by default the toolkit of this package, if it has one.
     """
     toolkit = toolkit or package / TOOLKIT.name
     left_out = {toolkit / path.name for path in NOT_INSTALLED}

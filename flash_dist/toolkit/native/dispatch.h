@@ -81,9 +81,9 @@ struct DeviceInfo {
 const DeviceInfo& device_info(int device);
 Selection select_kernel(int device, const KernelKey& key);
 
-// Returns the best variant that loads and supports these arguments; any that loads if params is
-// null. Otherwise throws an error that names the device, the built variants and the reason against
-// each.
+// Returns the best variant that loads and supports these arguments. If params is null, any variant
+// that loads is returned. If there is none, throws an error that names the device, the built
+// variants and the reason against each.
 Loaded require_kernel(int device, const KernelKey& key, const void* params);
 
 // Like require_kernel, but returns a null variant instead of throwing.

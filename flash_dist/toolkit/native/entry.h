@@ -30,9 +30,9 @@ struct KernelEntry {
   int blocks_per_sm;   // resident blocks the tile was chosen for
   int cluster;         // blocks of a cluster, which share block_rows
   bool takes_tickets;  // blocks take tiles from a counter in memory
-  // Returns the reason why the kernel does not support these arguments, null if it does. The
-  // pointer is null if the kernel supports all arguments. If a kernel refuses, the dispatcher takes
-  // the next family of the role.
+  // Returns the reason why the kernel does not support these arguments, or null if it does. After a
+  // refusal the dispatcher takes the next family of the role. The pointer is null if the kernel
+  // supports all arguments.
   const char* (*refuses)(const void* params);
   int registers;  // per thread at launch, which setmaxnreg redistributes; 0: any number
 };

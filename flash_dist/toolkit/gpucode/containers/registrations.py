@@ -130,7 +130,7 @@ class Registration:
 
     version: int
     container: int | None
-    in_place: bool  # true if it is in the section for such structs
+    in_place: bool  # true if the struct is in the section for such structs
 
 
 @dataclass

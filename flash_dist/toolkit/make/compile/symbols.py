@@ -2,8 +2,8 @@
 
 No two objects may define one mergeable symbol that mentions a kernel. A host template that is
 instantiated for a kernel is a weak symbol, and a static variable inside the template is a unique
-symbol. If two targets shared it, the linker would keep one, and the wrong variant would be launched
-or configured silently. So the target must be part of every such name.
+symbol. If two targets shared a symbol, the linker would keep one, and the wrong variant would be
+launched or configured silently. So the target must be part of every such name.
 
 No two files of a library may define one function. Only compiled objects tell: a name depends on
 macros, conditions, namespaces, templates and the types of arguments.

@@ -99,7 +99,7 @@ def make_image(environ: Mapping[str, str]) -> None:
 
 
 def _fast_folder() -> str | None:
-    """Return a tmpfs with room for the root; dpkg syncs every file that it unpacks."""
+    """Return a tmpfs with room for the root, because dpkg syncs every file that it unpacks."""
     folder = Path("/dev/shm")  # noqa: S108  # its contents lie in a fresh private folder
     if folder.is_dir() and shutil.disk_usage(folder).free > MIN_MEMORY_DISK:
         return str(folder)

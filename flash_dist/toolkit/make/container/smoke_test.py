@@ -5,8 +5,8 @@ are not here:
 those that the wheel was built for, and one that it was not built for. Then the project's tests run:
 pytest for a folder, Python for a file.
 
-The script uses only the standard library, because it runs beside the wheel. It reads two parts of
-the sources: the tests, and the hashes of the packages that torch needs.
+The script uses only the standard library, because it runs beside the wheel. The script reads two
+parts of the sources: the tests, and the hashes of the packages that torch needs.
 
     python smoke_test.py PACKAGE --prepare              installs the first torch
     python smoke_test.py PACKAGE TOOLKIT [TEST ...]     tests the wheel; TOOLKIT is a module of it

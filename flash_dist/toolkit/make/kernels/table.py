@@ -233,8 +233,8 @@ class Table:
     def variants(self, target: Arch) -> list[Variant]:
         """Return every kernel of a target: its words, and the plans that its devices need.
 
-        PTX also runs on newer devices: from 8.0 on it has the plans of an A100, whatever its own
-        number.
+        PTX also runs on newer devices. So PTX from 8.0 on has the plans of an A100, whatever its
+        own number.
         """
         newer = target.ptx and target.number >= _A100
         most = max(target.smem_optin, Arch(8, 0).smem_optin) if newer else target.smem_optin

@@ -126,7 +126,7 @@ def pick_name(machine: str) -> str:
 
 
 def _machines(artefacts: Iterable[Artefact]) -> list[str]:
-    """Return the kinds of CPUs with wheels; the tags tell each client its own."""
+    """Return the kinds of CPUs with wheels; a client finds its wheel by the tags."""
     return sorted({one.manifest.arch_set.machine for one in artefacts}, reverse=True)
 
 
