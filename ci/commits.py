@@ -69,7 +69,7 @@ def check_message(path: Path) -> Iterator[str]:
             ["git", "stripspace", "--strip-comments"], stdin=file, capture_output=True, check=True
         )
     paragraph, _, _ = done.stdout.decode(errors="replace").strip().partition("\n\n")
-    subject = " ".join(paragraph.splitlines())  # `git log --format=%s` joins lines so, too
+    subject = " ".join(paragraph.splitlines())  # like `git log --format=%s`
     problem = None if subject.startswith(_TO_BE_SQUASHED) else find_problem(subject)
     if problem:
         yield problem

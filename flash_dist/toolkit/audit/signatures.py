@@ -77,7 +77,7 @@ def read_signed(path: Path, kind: str, keys: Sequence[PublicKey], day: date) -> 
         The data in the file, and the name of the key.
 
     Raises:
-        UnprovenError: No valid signature is in the envelope, or the file differs from the envelope.
+        UnprovenError: No valid key signed the file, or the file differs from its envelope.
     """
     text = _read(path)
     envelope = _read_envelope(envelope_of(path), kind)

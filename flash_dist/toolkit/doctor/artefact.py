@@ -1,4 +1,4 @@
-"""Fetches the target of an address: a file, or an index page's best wheel. Deletes it after use."""
+"""Fetches the target of an address, a file or an index page's best wheel, for as long as needed."""
 
 from __future__ import annotations
 

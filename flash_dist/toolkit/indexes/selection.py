@@ -188,7 +188,7 @@ def select(
 def _choose(
     wanted: Sequence[Device], driver: Driver | None, groups: Sequence[Sequence[Candidate]]
 ) -> tuple[Judged | None, list[Judged]]:
-    """Find the newest group that has a set for all GPUs; return its best set, and the group."""
+    """Return the best set of the newest group with a set for all GPUs, and that whole group."""
     situations = [Situation(device, driver) for device in wanted]
     for group in groups if wanted else ():
         judged = _judge(group, situations)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Installed:
-    """The installed build. A problem is empty if the manifest, or the library, was read."""
+    """The installed build. A problem is empty if the manifest or library was read without one."""
 
     build: Build | None = None  # from the library if it can be read, else the manifest
     library: str = ""  # path; empty if there is none
