@@ -152,7 +152,7 @@ def make_memory_tables(
 
 
 def _is_long(row: Row) -> bool:
-    """Return whether memory limits what runs."""
+    """Return whether a row is so long that memory limits what can run."""
     return row.shape.seqlen_q > _LONG and not row.shape.documents
 
 

@@ -98,7 +98,7 @@ def _find_entry(stage: str, status: str) -> Entry:
 
 
 def find_outer(reason: str) -> Entry | None:
-    """Return the finding for a loader's message that reinstalling would not change."""
+    """Return the finding for a loader error that a new installation would not fix."""
     found = (one.entry for one in explain(reason))
     return next((entry for entry in found if entry in _OUTER), None)
 

@@ -91,10 +91,10 @@ def read_install_files(
 def _find_record(
     name: str, folder: Path
 ) -> tuple[Path | None, Sequence[metadata.PackagePath] | None]:
-    """Find the record of a wheel; a build leaves an egg-info in the sources, without RECORD.
+    """Find the RECORD of an installed wheel. A build in the sources leaves an egg-info without one.
 
     Returns:
-        The file, None if there is none, and its contents, None if they cannot be read.
+        The file, or None if there is none; and its contents, or None if they cannot be read.
     """
     record = next(iter(sorted(folder.glob(f"{name}-*.dist-info/RECORD"))), None)
     if record is None:

@@ -70,7 +70,7 @@ def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find_installed(package: Path, toolkit: Path | None = None) -> list[Path]:
-    """Return the modules and data of a folder that a wheel gets, without those that build wheels.
+    """Return the files of a package that its wheel contains, without the modules that build wheels.
 
     Args:
         package: The folder.

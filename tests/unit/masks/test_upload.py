@@ -1,4 +1,4 @@
-"""The thread that copies a mask to a GPU ends before its call, and so before the process."""
+"""A call waits for the thread that copies its mask to a GPU, so the thread ends before the process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Finds the GPU code in any file: by section, by registration, by its bytes.
 
-nvcc puts containers into `.nv_fatbin` (linked code) and `__nv_relfatbin` (relocatable code). Others
-are in any data, and the program registers them or passes them to the driver.
+nvcc puts containers into `.nv_fatbin` (linked code) and `__nv_relfatbin` (relocatable code). Other
+containers may lie in any data: the program registers them, or passes them to the driver.
 """
 
 from __future__ import annotations
