@@ -32,7 +32,7 @@ struct FwdPairLoader {
   }
 
  private:
-  // Loads K of a step, and Q with the first.
+  // Loads K of a step. WITH_Q: also loads Q, slice by slice.
   template <bool WITH_Q>
   __device__ __forceinline__ void load_keys(int step) {
 #pragma unroll 1

@@ -1,4 +1,4 @@
-"""A call waits for the thread that copies its mask to a GPU, so the thread ends before the process."""
+"""Each call waits for the thread that copies its mask to a GPU, so no thread outlives it."""
 
 from __future__ import annotations
 
