@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_queries(const FwdParams& p, const FwdBlock&
   commit_copies<typename Config::Target>();
 }
 
-// The mainloop over key blocks, from last to first. mine: the work in registers.
+// The mainloop over key blocks, from last to first. mine: a copy of `work` in registers.
 template <class Config>
 __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Smem& smem,
                                          int warp_row0,

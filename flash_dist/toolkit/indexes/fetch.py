@@ -173,7 +173,7 @@ def save(
     limit: int = MAX_FILE_BYTES,
     patience: Patience | None = None,
 ) -> None:
-    """Write an answer to a file. A patience with a rate gains time with each received byte.
+    """Write an answer to a file. If `patience` has a rate, each received byte extends the deadline.
 
     Raises:
         FetchError: The answer is larger than the limit, or ends too soon.
