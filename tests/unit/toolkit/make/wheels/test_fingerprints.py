@@ -35,7 +35,8 @@ def test_records_cover_every_toolkit_and_both_kinds_of_code() -> None:
     assert "" in drivers  # SASS
     assert drivers - {""}  # PTX that a driver compiled
     counts = {len(print_.digests) for one in references for print_ in one.fingerprints}
-    assert counts == {2, 5, 6, 7}  # 2: decoding, without gradients; 6, 7: with sinks and bias
+    # 2: decoding, without gradients; 3: with max_logit; 6, 7: with sinks and bias
+    assert counts == {2, 3, 5, 6, 7}
 
 
 def test_a_changed_kernel_is_found() -> None:
