@@ -85,11 +85,16 @@ class LatentConsumerBase {
   __device__ __forceinline__ bool all_visible() const {
     return full_begin_ <= number_ && number_ < full_end_;
   }
+  // Returns the first key of tile TILE.
+  template <int TILE>
+  __device__ __forceinline__ static int first_key(const DecodeCursor& at) {
+    return at.key_block * KEY_BLOCK + TILE * Config::BLOCK_N;
+  }
   // Returns the rows of tile TILE whose keys exist.
   template <int TILE>
   __device__ __forceinline__ RowSpan rows_that_exist() const {
     const DecodeCursor& at = key_block();
-    const int key0 = at.key_block * KEY_BLOCK + TILE * Config::BLOCK_N;
+    const int key0 = first_key<TILE>(at);
     return {at.extent.visible_begin - key0, at.extent.visible_end - key0};
   }
   // Tells if keys of the tile do not exist. Their values must be zeroed, because memory may hold
@@ -100,13 +105,13 @@ class LatentConsumerBase {
     const RowSpan rows = rows_that_exist<TILE>();
     return rows.first > 0 || rows.end < Config::BLOCK_N;
   }
+  // Sets masked scores of tile TILE to -inf.
   template <int TILE>
   __device__ __forceinline__ SeeOneTile mask(Scores& s) const {
     if (all_visible()) return {};
     const DecodeCursor& at = key_block();
     const TileRows rows(p_, at, own_);
-    const int begin = at.key_block * KEY_BLOCK + TILE * Config::BLOCK_N;
-    const int end = begin + Config::BLOCK_N;
+    const int begin = first_key<TILE>(at), end = begin + Config::BLOCK_N;
     rows.mask(s, begin);
     return {{begin <= rows.begin[0] && rows.end[0] <= end,
              begin <= rows.begin[1] && rows.end[1] <= end}};
@@ -127,17 +132,8 @@ class LatentConsumerBase {
     for (int h = 0; h < 2; ++h) sum[h] = add_scaled(sum[h], tile[h], keep[h], add[h]);
   }
 
-  // O += P @ V                                              [64, COLUMNS]
-  // Issues the products of a tile.
-  __device__ __forceinline__ void multiply_values(uint32_t v, Weights& p) {
-    const uint64_t b_v = Tile::by_columns(uniform(v));
-    hold(p.a);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < Weights::STEPS; ++k) {
-      wgmma<T, true>(part_.out.x[0], p.a[k][0], b_v + Tile::columns_step(k));
-    }
-    wgmma_commit();
+  __device__ __forceinline__ void multiply(uint32_t v, Weights& p) {
+    multiply_values<Config>(part_.out, p, v);
   }
 
   // Combines a group with its work tile, which is kept in global memory until it is complete. If

@@ -154,7 +154,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     TileFactors factors(part_.top, top);
     first.scale(factors.add);
     rescale(part_.out, factors.keep);
-    this->multiply_values(values<0>(0), first);
+    this->multiply(values<0>(0), first);
     add_sums(sum, factors.keep, factors.add);
     barrier_sync(P_READY + 1, Config::CONSUMER_THREADS);
     read_tops(top, 1);
@@ -168,7 +168,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     hold(first.a);
     release(smem_.k_empty[0][0]);
     rescale(part_.out, factors.keep);
-    this->multiply_values(values<0>(1), second);
+    this->multiply(values<0>(1), second);
     if (goes_on) {
       // NOTE: issuing all of S takes as long as its products. O may be complete earlier, so only
       // the first panel is issued before the wait.
@@ -195,10 +195,10 @@ class LatentConsumer : LatentConsumerBase<Config> {
     const KeyBlockFactors factors(part_.top, top_first, top);
     second.scale(factors.add_second);
     rescale(part_.out, factors.keep);
-    this->multiply_values(values<1>(1), second);
+    this->multiply(values<1>(1), second);
     first.load(weights_panel(0));
     first.scale(factors.add_first);
-    this->multiply_values(values<1>(0), first);
+    this->multiply(values<1>(0), first);
     add_sums(sum, factors.keep, factors.add_second);
     wgmma_wait<1>();
     hold(second.a);

@@ -142,7 +142,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   using Base::add_sums;
   using Base::group_end_;
   using Base::key_block;
-  using Base::multiply_values;
+  using Base::multiply;
   using Base::number_;
   using Base::own_;
   using Base::part_;
@@ -214,7 +214,7 @@ class PairConsumer : LatentConsumerBase<Config> {
       add_sums(part_.sum, sum, factors.keep, factors.add);
       own.scale(factors.add);
       rescale(part_.out, factors.keep);
-      multiply_values(own_values(), own);
+      multiply(own_values(), own);
       take(theirs, their_top, their_sum);
       const KeyBlockFactors both(before, top, their_top);
       add_sums(sum_second_, their_sum, both.keep, both.add_second);
@@ -228,7 +228,7 @@ class PairConsumer : LatentConsumerBase<Config> {
       hold(own.a);
       release(smem_.own_empty[number_ % Config::OWN_TILES]);
       rescale(part_.out, factors.keep);
-      multiply_values(shared_address(smem_.theirs), theirs);
+      multiply(shared_address(smem_.theirs), theirs);
     } else {
       take(theirs, their_top, their_sum);
       float before[2] = {part_.top[0], part_.top[1]};
@@ -241,10 +241,10 @@ class PairConsumer : LatentConsumerBase<Config> {
       add_sums(sum_second_, sum, both.keep, both.add_second);
       own.scale(both.add_second);
       rescale(part_.out, both.keep);
-      multiply_values(own_values(), own);
+      multiply(own_values(), own);
       theirs.scale(both.add_first);
       mbarrier_wait(shared_address(&smem_.theirs_full), number_ % 2);
-      multiply_values(shared_address(smem_.theirs), theirs);
+      multiply(shared_address(smem_.theirs), theirs);
       wgmma_wait<1>();
       hold(own.a);
       release(smem_.own_empty[number_ % Config::OWN_TILES]);

@@ -209,7 +209,7 @@ class LatentValues {
 #pragma unroll 1
     while (true) {
       if (!now.keeps_all(0)) rescale(group_.out, now.keep[0]);
-      multiply(now.p[0], now.v[0]);
+      multiply_values<Config>(group_.out, now.p[0], now.v[0]);
       if constexpr (!SECOND_FIRST) {
         if (!now.keeps_all(1)) {
           wgmma_wait<0>();
@@ -217,7 +217,7 @@ class LatentValues {
           rescale(group_.out, now.keep[1]);
         }
       }
-      multiply(now.p[1], now.v[1]);
+      multiply_values<Config>(group_.out, now.p[1], now.v[1]);
       ++at_.position;
       ++at_.key_block;
       const bool goes_on = at_.position < group_end;
@@ -308,18 +308,6 @@ class LatentValues {
       barrier_sync(ALL_CONSUMERS, WARPGROUP);
     }
     return v;
-  }
-
-  // O += P @ V                                              [64, COLUMNS]
-  __device__ __forceinline__ void multiply(Weights& p, uint32_t v) {
-    const uint64_t b_v = Tile::by_columns(uniform(v));
-    hold(p.a);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < Weights::STEPS; ++k) {
-      wgmma<T, true>(group_.out.x[0], p.a[k][0], b_v + Tile::columns_step(k));
-    }
-    wgmma_commit();
   }
 
   const LatentParams& p_;

@@ -18,6 +18,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/pairs.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace flash_dist {
 
@@ -103,6 +104,21 @@ struct LatentWeights {
     return panel + Panel::offset(row, lane / 16);
   }
 };
+
+// O += P @ V                                                [64, COLUMNS]
+// Issues the products of a tile. v: address of its values.
+template <class Config, class Weights, class Sum>
+__device__ __forceinline__ void multiply_values(Sum& o, Weights& p, uint32_t v) {
+  using Tile = typename Config::Tile;
+  const uint64_t b_v = Tile::by_columns(uniform(v));
+  hold(p.a);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < Weights::STEPS; ++k) {
+    wgmma<typename Config::T, true>(o.x[0], p.a[k][0], b_v + Tile::columns_step(k));
+  }
+  wgmma_commit();
+}
 
 // Factors for adding a tile, for the two rows of a lane: keep for O of the group, add for P of the
 // tile. Raises `top`.
