@@ -20,6 +20,19 @@ __device__ __forceinline__ void release(const uint64_t& empty) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&empty));
 }
 
+// Begins a block that computes S, and finds the splits.
+template <class Config>
+__device__ __forceinline__ typename Config::Splits begin_block(const MlaSm90Params& params,
+                                                               typename Config::Smem& smem) {
+  if (threadIdx.x == 0) {
+    prefetch_map(params.k);
+    smem.make_barriers();
+  }
+  let_next_start<typename Config::Target>();
+  if (params.p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(params.p);
+  return {params.p, smem.counting};
+}
+
 // A consumer. Consumer `part` computes S of tile `part` of each key block, and its own columns of
 // O.
 template <class Config>

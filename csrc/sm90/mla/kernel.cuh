@@ -290,18 +290,10 @@ class LatentConsumer : LatentConsumerBase<Config> {
 // Runs a block. STORES_WEIGHTS: it only stores P of the key blocks of its split.
 template <class Config, bool STORES_WEIGHTS>
 __device__ __forceinline__ void latent_block(const MlaSm90Params& params) {
-  using Target = typename Config::Target;
   const LatentParams& p = params.p;
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
-  if (threadIdx.x == 0) {
-    prefetch_map(params.k);
-    smem.make_barriers();
-  }
-
-  let_next_start<Target>();
-  if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
-  const typename Config::Splits splits(p, smem.counting);
+  const typename Config::Splits splits = begin_block<Config>(params, smem);
   if (STORES_WEIGHTS != (splits.total <= p.few_key_blocks)) return;
   const int split = split_of_block<Config>(p);
   int begin = splits.begin(split), end = splits.begin(split + 1);

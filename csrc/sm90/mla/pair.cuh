@@ -356,18 +356,10 @@ class PairConsumer : LatentConsumerBase<Config> {
 
 template <class Config>
 __device__ __forceinline__ void mla_pair_sm90_block(const MlaSm90Params& params) {
-  using Target = typename Config::Target;
   const LatentParams& p = params.p;
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
-  if (threadIdx.x == 0) {
-    prefetch_map(params.k);
-    smem.make_barriers();
-  }
-
-  let_next_start<Target>();
-  if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
-  const typename Config::Splits splits(p, smem.counting);
+  const typename Config::Splits splits = begin_block<Config>(params, smem);
   if (splits.total <= p.few_key_blocks) return;
   const int split = split_of_block<Config>(p), part = cluster_rank();
   int begin, end;
