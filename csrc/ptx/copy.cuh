@@ -35,6 +35,19 @@ __device__ __forceinline__ uint4 load_global_16(const void* src) {
   return r;
 }
 
+// Loads of memory that no kernel changes meanwhile.
+__device__ __forceinline__ uint32_t load_constant_2(const void* src) {
+  uint16_t x;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(src));
+  return x;
+}
+
+__device__ __forceinline__ uint32_t load_constant_4(const void* src) {
+  uint32_t x;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(src));
+  return x;
+}
+
 __device__ __forceinline__ void store_global_16(void* dst, uint4 r) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(dst), "r"(r.x), "r"(r.y), "r"(r.z),
                "r"(r.w)

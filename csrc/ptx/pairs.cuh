@@ -1,5 +1,4 @@
-// Arithmetic and comparisons of pairs of 16-bit elements in one register (sm_90 and newer), and
-// loads of constants.
+// Arithmetic and comparisons of pairs of 16-bit elements in one register (sm_90 and newer).
 #pragma once
 
 #include <type_traits>
@@ -19,18 +18,6 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t x, uint32_t y) {
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   }
   return r;
-}
-
-__device__ __forceinline__ uint32_t load_constant_2(const void* src) {
-  uint16_t x;
-  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(src));
-  return x;
-}
-
-__device__ __forceinline__ uint32_t load_constant_4(const void* src) {
-  uint32_t x;
-  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(src));
-  return x;
 }
 
 // Returns a mask. All bits of an element are set if the element of x is at most that of y; none are

@@ -55,6 +55,18 @@ const char* find_problem(const Params& p, const View& like_out) {
   return find_problem<Config>(p, like_out, CallAxes(p));
 }
 
+// Returns the same for kernels that add a bias; what they need of the bias itself is not checked.
+template <class Config, class Params>
+const char* find_problem_beside_bias(Params p, const View& like_out) {
+  if (p.bias.data == nullptr) return "it is for calls with a bias";
+  if (p.scores.alibi != nullptr || p.scores.softcap != 0.0f) {
+    return "it has neither ALiBi nor a soft cap beside a bias";
+  }
+  p.scores.has_score_mod = 0;
+  p.bias = {};
+  return find_problem<Config>(p, like_out);
+}
+
 // A tensor map to make: of a view, with boxes of box_rows rows.
 struct MapRequest {
   CUtensorMap* map;

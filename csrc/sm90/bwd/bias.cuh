@@ -4,8 +4,8 @@
 #pragma once
 
 #include "bwd_bias_plans.h"
+#include "ptx/copy.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/pairs.cuh"
 #include "sm90/bias.cuh"
 #include "sm90/bwd/launch.h"
 
@@ -18,17 +18,13 @@ struct FusedBiasSm90Config
 
 template <class Config>
 const char* refuse_fused_bias_sm90(const void* params) {
-  BwdParams p = *static_cast<const BwdParams*>(params);
-  if (p.bias.data == nullptr) return "it is for calls with a bias";
-  if (p.scores.alibi != nullptr || p.scores.softcap != 0.0f) {
-    return "it has neither ALiBi nor a soft cap beside a bias";
-  }
+  const BwdParams& p = *static_cast<const BwdParams*>(params);
+  const char* problem = find_problem_beside_bias<Config>(p, p.dout);
+  if (problem != nullptr) return problem;
   if (!Config::BIAS_TAKES_ALL && (p.bias.is_fp32 || !p.bias.in_pairs)) {
     return "it reads a bias of 16 bits in pairs alone";
   }
-  p.scores.has_score_mod = 0;
-  p.bias = {};
-  return find_problem<Config>(p, p.dout);
+  return nullptr;
 }
 
 template <class Config>

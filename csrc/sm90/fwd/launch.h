@@ -40,20 +40,13 @@ struct BiasTensor {
 
 template <class Config>
 const char* find_bias_problem(const FwdParams& p) {
-  if (p.bias.data == nullptr) return "it is for calls with a bias";
-  if (p.scores.alibi != nullptr || p.scores.softcap != 0.0f) {
-    return "it has neither ALiBi nor a soft cap beside a bias";
-  }
+  const char* problem = find_problem_beside_bias<Config>(p, p.out);
+  if (problem != nullptr) return problem;
   if (2 * p.head_dim <= Config::HEAD_DIM) return "the general family has fewer columns";
   if (p.bias.is_fp32 && !Config::TAKES_FP32) return "it has few stages for a bias of float32";
   if (p.bias.key != 1 || p.seqlen_k > INT32_MAX / 2) return "keys of the bias are not neighbours";
   const BiasTensor bias(p);
-  const char* problem = find_map_problem(bias.view, bias.rows, bias.columns, bias.axes);
-  if (problem != nullptr) return problem;
-  FwdParams others = p;
-  others.scores.has_score_mod = 0;
-  others.bias = {};
-  return find_problem<Config>(others, p.out);
+  return find_map_problem(bias.view, bias.rows, bias.columns, bias.axes);
 }
 
 template <class Config>
