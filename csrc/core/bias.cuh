@@ -5,6 +5,7 @@
 #include "core/accumulator.cuh"
 #include "core/params.h"
 #include "ptx/convert.cuh"
+#include "ptx/copy.cuh"
 #include "ptx/registers.cuh"
 
 namespace flash_dist {
@@ -42,9 +43,7 @@ struct BiasElements {
       asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(at));
       return x;
     } else {
-      uint16_t x;
-      asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(at));
-      return unpack<T>(x).x;
+      return unpack<T>(load_constant_2(at)).x;
     }
   }
   __device__ __forceinline__ static float2 two(const uint8_t* at) {
@@ -53,9 +52,7 @@ struct BiasElements {
       asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(at));
       return r;
     } else {
-      uint32_t x;
-      asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(at));
-      return unpack<T>(x);
+      return unpack<T>(load_constant_4(at));
     }
   }
 };

@@ -24,6 +24,16 @@ void cp_async_wait() {
   emulator::wait_for_groups(PENDING);
 }
 
+inline uint32_t load_constant_2(const void* src) {
+  uint16_t x;
+  std::memcpy(&x, emulator::read_global(src, sizeof x), sizeof x);
+  return x;
+}
+inline uint32_t load_constant_4(const void* src) {
+  uint32_t x;
+  std::memcpy(&x, emulator::read_global(src, sizeof x), sizeof x);
+  return x;
+}
 inline uint4 load_global_16(const void* src) {
   uint4 r;
   std::memcpy(&r, emulator::read_global(src, 16), 16);
