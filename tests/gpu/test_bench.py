@@ -26,14 +26,22 @@ class ToldGpuClock(Told, GpuClock):
     """The clock of a GPU, with a given duration of an attention."""
 
 
+def tell_on_gpu(
+    monkeypatch: pytest.MonkeyPatch, milliseconds: float
+) -> tuple[torch.device, ToldGpuClock]:
+    """Return the GPU, and its clock after telling it the duration of an attention."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    clock = ToldGpuClock(device)
+    tell(monkeypatch, clock, milliseconds)
+    return device, clock
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("state", STATES)
 def test_what_is_short_is_replayed_beside_its_launches(
     state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    clock = ToldGpuClock(device)
-    tell(monkeypatch, clock, SHORT_MS)
+    device, clock = tell_on_gpu(monkeypatch, SHORT_MS)
     plan = Plan((SHAPE,), ("sdpa-efficient", COPY), PASSES, (state,), seconds=0.01)
     graphs, eager = measure(plan, device, clock)
     for row, graph in ((graphs, True), (eager, False)):
@@ -49,9 +57,7 @@ def test_what_is_short_is_replayed_beside_its_launches(
 
 @pytest.mark.gpu
 def test_what_takes_long_is_launched_call_by_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    clock = ToldGpuClock(device)
-    tell(monkeypatch, clock, LONG_MS)
+    device, clock = tell_on_gpu(monkeypatch, LONG_MS)
     plan = Plan((SHAPE,), (), ("forward",), ("warm",), seconds=0.01)
     (row,) = measure(plan, device, clock)
     assert row.launched("forward") == ""
@@ -63,9 +69,7 @@ def test_what_takes_long_is_launched_call_by_call_alone(monkeypatch: pytest.Monk
 def test_a_feature_is_timed_beside_the_plain_kernel(
     feature: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    clock = ToldGpuClock(device)
-    tell(monkeypatch, clock, SHORT_MS)
+    device, clock = tell_on_gpu(monkeypatch, SHORT_MS)
     plan = Plan((replace(SHAPE, scores=feature),), (PLAIN,), PASSES, ("warm",), seconds=0.01)
     for row in measure(plan, device, clock):
         assert row.findings == ()

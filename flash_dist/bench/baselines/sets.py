@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from .shapes import CAUSAL, FEATURES, FULL, SCORES, Mask, Shape, square
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _TOKENS: Final = 16384  # batch * seqlen of the paper set
 _WIDTH: Final = 2048  # num_heads * head_dim of the paper set
@@ -126,21 +129,21 @@ def fp32_shapes() -> tuple[Shape, ...]:
 
 def score_shapes() -> tuple[Shape, ...]:
     """Return 24 rows of 4k tokens: plain, with soft cap, ALiBi or sinks; full and causal."""
-    return tuple(
-        replace(square(4, 4096, (_WIDTH // head_dim,) * 2, head_dim, mask), scores=scores)
-        for head_dim in (64, 128, 256)
-        for mask in (FULL, CAUSAL)
-        for scores in SCORES
-    )
+    return _with_scores(4, 4096, SCORES)
 
 
 def feature_shapes() -> tuple[Shape, ...]:
     """Return 12 rows of 2k tokens: with a bias that has a gradient, or dropout; full and causal."""
+    return _with_scores(8, 2048, FEATURES)
+
+
+def _with_scores(batch: int, seqlen: int, kinds: Iterable[str]) -> tuple[Shape, ...]:
+    """Return a row for each head_dim, mask and kind of score modification."""
     return tuple(
-        replace(square(8, 2048, (_WIDTH // head_dim,) * 2, head_dim, mask), scores=feature)
+        replace(square(batch, seqlen, (_WIDTH // head_dim,) * 2, head_dim, mask), scores=kind)
         for head_dim in (64, 128, 256)
         for mask in (FULL, CAUSAL)
-        for feature in FEATURES
+        for kind in kinds
     )
 
 
