@@ -222,6 +222,17 @@ def of_delta(out: Tensor, scored: Scored) -> dict[str, float]:
     return {name: float(x.abs().max()) * problem.scale for name, x in (("dq", dq), ("dk", dk))}
 
 
+def of_weights(scored: Scored) -> dict[str, float]:
+    """Return the allowed errors of out and dv from rounding P: `tests.reference.bound_weights`."""
+    problem, p = scored.problem, _weigh_exactly(scored)
+    v, dout = problem.v.double(), problem.dout.double().flatten(2, -2)
+    cut = torch.finfo(problem.q.dtype).eps * 1.5 / (1.0 - scored.dropout_p)  # 5 standard deviations
+    cut = (p * cut).square()
+    out = torch.einsum("bhij,bjhd->bihd", cut, _repeat(v, p.shape[1]).square())
+    dv = _sum_groups(torch.einsum("bhij,bihd->bjhd", cut, dout.square()), v)
+    return {name: float(x.max()) ** 0.5 for name, x in (("out", out), ("dv", dv))}
+
+
 def size_terms(scored: Scored) -> dict[str, float]:
     """Return the largest sums of the absolute values of the terms of dq, dk and dbias.
 
@@ -289,7 +300,8 @@ def find_faults(actual: Mapping[str, Tensor], scored: Scored) -> list[str]:
         if not single:
             allowed += of_rounded_out(name, exact["out"], scored)
         if not error <= allowed:  # rarely needed, and expensive
-            more = size_terms(scored) if single else of_delta(exact["out"], scored)
+            more = size_terms(scored) if single else of_weights(scored)
+            more |= {} if single else of_delta(exact["out"], scored)
             allowed += more.get(name, 0.0) * (FP32_ERROR * (8 + largest) if single else 1.0)
         if not error <= allowed:
             found.append(f"{scored}: {name} is off by {error:.3g}, allowed {allowed:.3g}")

@@ -256,3 +256,25 @@ def test_row_sums_are_no_excuse_where_the_weights_are_spread() -> None:
         got = exact[name].clone(memory_format=torch.contiguous_format)
         got.view(-1)[11] += 2.2 * (half[name] - exact[name]).abs().amax()
         assert len(find_faults({name: got}, problem, half=half, exact=exact)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_rounded_weights_are_allowed_where_half_precision_is_right_by_chance(
+    dtype: torch.dtype,
+) -> None:
+    """Half precision is replaced by the rounded float64 results: the best of all chances."""
+    for seed in range(50):
+        problem = random_problem(seqlen_q=2, seqlen_k=3, dtype=dtype, device="cpu", seed=seed)
+        exact = compute_exact(problem)
+        half = {name: exact[name].to(dtype) for name in ("out", "dv")}
+        q, k, v, dout = (
+            x.double().transpose(1, 2) for x in (problem.q, problem.k, problem.v, problem.dout)
+        )
+        p = (q @ k.mT * problem.scale).softmax(-1).to(dtype).double()
+        got = {"out": p @ v, "dv": p.mT @ dout}
+        got = {name: x.transpose(1, 2).to(dtype) for name, x in got.items()}
+        assert find_faults(got, problem, half=half, exact=exact) == []
+        for name in got:
+            far = got[name].clone(memory_format=torch.contiguous_format)
+            far.view(-1)[11] += 10 * torch.finfo(dtype).eps * exact[name].abs().max()
+            assert len(find_faults({name: far}, problem, half=half, exact=exact)) == 1
