@@ -114,9 +114,11 @@ struct DqBlock {
   int head;  // head of the chunk, counted in the order unit, split, query head
   int batch, head_kv, head_in_group;
 
-  __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
+  __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m)
+      : DqBlock(p, block_m, fresh_block()) {}
+  __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m, int number) {
     const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
-    const BlockPlace place(fresh_block(), p.order);
+    const BlockPlace place(number, p.order);
     row0 = (q_tiles - 1 - place.tile) * block_m;
     head = place.group;
     const int split_of_chunk = divide(head, p.by_members);

@@ -233,6 +233,7 @@ struct BwdParams {
   int sums_first, sums_last;  // first query chunk: starts dK and dV; last: writes them
   bool batch_invariant;       // results must not depend on the other sequences of the batch
   bool first_keys_first;      // order in which blocks add to dQ; not with lists of tiles
+  bool stores_ds;             // dK/dV may store dS
   int query_split;            // blocks that share the queries of each group split
   int64_t stripe_rows;        // rows between the dK and dV sums of two query splits
   BiasParams bias;            // set by the caller

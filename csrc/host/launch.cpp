@@ -248,7 +248,7 @@ class Backward {
            const BwdOptions& options)
       : call_(call),
         delta_(delta),
-        p_(with_options(with_scores(grads), options)),
+        p_(with_options(call, with_scores(grads), options)),
         dropout_(options.dropout),
         whole_(may_be_whole() ? find(Role::BWD_WHOLE) : Loaded{}),
         fused_(find(Role::BWD_FUSED)),
@@ -267,8 +267,10 @@ class Backward {
   }
 
  private:
-  static BwdParams with_options(BwdParams p, const BwdOptions& options) {
+  static BwdParams with_options(const Call& call, BwdParams p, const BwdOptions& options) {
     p.batch_invariant = options.batch_invariant != 0;
+    p.stores_ds = may_store_ds(is_built_in(flash_dist::key_of(call, Role::BWD_DQ_GEMM, {})),
+                               read_budget(options.budget), p.batch_invariant);
     return p;
   }
 
@@ -303,11 +305,16 @@ class Backward {
   }
 
   // Plans the fused kernel if there is one, unless storing dS is faster.
-  BwdPlan make_plan(const int* key_slots) const {
+  BwdPlan make_plan(const int* key_slots) {
     if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, key_slots));
     const BwdPlan fused = has_fused() ? plan_fused(key_slots) : BwdPlan{};
     if (fused.fused && !fused.waits) return fused;
-    const BwdPlan stored = plan_others(key_slots);
+    BwdPlan stored = plan_others(key_slots);
+    if (p_.stores_ds && !stored.spill) {
+      p_.stores_ds = false;  // some kernels of dK/dV need the place of dS
+      dkdv_ = require(Role::BWD_DKDV, columns(), &p_);
+      stored = plan_others(key_slots);
+    }
     // Storing dS is faster than waiting, but may take at most half of the budget.
     const bool fits = stored.spill && stored.chunks.size() == 1 && stored.ds <= budget_ / 2;
     return fused.fused && !fits ? fused : stored;
@@ -322,11 +329,10 @@ class Backward {
 
   BwdPlan plan_others(const int* key_slots) const {
     BwdKernels kernels = kernels_with(*dkdv_.variant);
-    const bool has_dq_gemm = is_built_in(key_of(Role::BWD_DQ_GEMM, {}));
-    if (may_store_ds(has_dq_gemm, budget_, p_.batch_invariant)) {
+    if (p_.stores_ds) {
       const KernelSize size = size_of(*dkdv_.variant);
       const KernelEntry& dq = *require(Role::BWD_DQ_GEMM, size, &p_).variant->entry;
-      kernels.dq_rows = dq.block_rows;
+      kernels.dq_rows = dq.block_rows / dq.cluster;
       kernels.dq_blocks_per_sm = dq.blocks_per_sm;
     }
     const BwdShape shape = shape_for(*dkdv_.variant, key_slots);
@@ -542,7 +548,8 @@ class Backward {
   DeltaParams delta_;
   BwdParams p_;
   const DropoutParams dropout_;
-  const Loaded whole_, fused_, dkdv_;
+  const Loaded whole_, fused_;
+  Loaded dkdv_;
   const bool normalizes_;  // fp32: dQ comes first, see BwdShape
   const int64_t budget_;
   const BwdPlan plan_;

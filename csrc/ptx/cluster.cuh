@@ -36,6 +36,12 @@ __device__ __forceinline__ uint32_t address_in(int rank, uint32_t smem) {
   return r;
 }
 
+// Returns 0. What depends on it waits for x: ptxas does not know that rank / 16 is 0. Without that, an
+// arrival or a store in another block may pass loads from shared memory that come before it.
+__device__ __forceinline__ uint32_t zero_behind(uint32_t x, int rank) {
+  return x & static_cast<unsigned>(rank) / 16;
+}
+
 // Arrives at a barrier of another block, to tell it that something has been read.
 //
 // NOTE: not .release.cluster, which would wait for all earlier stores of this thread.

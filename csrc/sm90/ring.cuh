@@ -38,4 +38,14 @@ struct Ring {
   __device__ __forceinline__ void advance() { ++passed; }
 };
 
+// The same for any number of stages, in two registers.
+template <int STAGES>
+struct SliceRing {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
+
 }  // namespace flash_dist

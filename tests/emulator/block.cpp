@@ -14,6 +14,8 @@
 
 #include "core/decode.h"
 #include "cuda_runtime_api.h"
+#include "roles.h"
+#include "sm90/bwd_halves/config.h"
 #include "sm90/fwd/config.h"
 #include "sm90/fwd_kvcache/config.h"
 #include "sm90/mla/config.h"
@@ -425,10 +427,17 @@ void make_barrier(uint32_t address, int arrivals) {
   Barrier& barrier = block->counting[address];
   barrier.arrivals = barrier.missing = arrivals;
 }
+void expect(uint32_t address, int bytes) { barrier_at(address).bytes += bytes; }
 void arrive(uint32_t address, int bytes) {
-  Barrier& barrier = barrier_at(address);
-  barrier.bytes += bytes;
-  count_arrival(barrier);
+  expect(address, bytes);
+  count_arrival(barrier_at(address));
+}
+void arrive_remote(int rank, uint32_t address) {
+  Block* own = block;
+  block = cluster->blocks[rank].get();
+  if (block->alive == 0) fail("a thread arrives at a barrier of a block that has ended");
+  count_arrival(barrier_at(address));
+  block = own;
 }
 void arrive_behind_copies(uint32_t address) {
   Thread& own = block->threads[current];
@@ -565,9 +574,36 @@ void call_with(const void* kernel, const void* params) {
       *static_cast<const Params*>(params));
 }
 
+using CallWith = void (*)(const void* kernel, const void* params);
+
+int cluster_blocks = 1;  // cluster size of the current launch
+
+// How to call a kernel of a role. Forward kernels differ by what their parameters begin with.
+CallWith find_call(flash_dist::Role role, bool has_one, bool has_more, bool has_bias) {
+  using namespace flash_dist;
+  switch (role) {
+    case Role::BWD_DELTA:
+      return call_with<DeltaParams>;
+    case Role::BWD_DKDV:
+      return call_with<DkdvHalvesSm90Params>;
+    case Role::BWD_DQ_GEMM:
+      return call_with<DqSm90Params>;
+    case Role::BWD_REDUCE:
+      return call_with<ReduceParams>;
+    default:
+      return has_bias                         ? call_with<FwdBiasSm90Params>
+             : has_more && cluster_blocks > 1 ? call_with<FwdSm90Params>
+             : has_more                       ? call_with<FwdKvcacheSm90Params>
+             : has_one                        ? call_with<MlaSm90Params>
+                                              : call_with<DecodeParams>;
+  }
+}
+
 }  // namespace
 
-static int cluster_blocks = 1;  // cluster size of the current launch
+namespace emulator {
+flash_dist::Role role;
+}
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
                                 void** arguments) {
@@ -588,17 +624,12 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 threads, void**
   gridDim = grid;
   blockDim = threads;
   using namespace flash_dist;
-  // Copy the maps first, if there are any.
   const auto* maps = static_cast<const CUtensorMap*>(arguments[0]);
   const bool has_one = maps[0].mark == CUtensorMap::MARK;
   const bool has_more = has_one && maps[1].mark == CUtensorMap::MARK;
   const bool has_bias =
       has_more && static_cast<const FwdSm90Params*>(arguments[0])->p.bias.data != nullptr;
-  const auto call = has_bias                         ? &call_with<FwdBiasSm90Params>
-                    : has_more && cluster_blocks > 1 ? &call_with<FwdSm90Params>
-                    : has_more                       ? &call_with<FwdKvcacheSm90Params>
-                    : has_one                        ? &call_with<MlaSm90Params>
-                                                     : &call_with<DecodeParams>;
+  const auto call = find_call(emulator::role, has_one, has_more, has_bias);
   const auto run = [&] { call(kernel, arguments[0]); };
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; x += cluster_blocks) {

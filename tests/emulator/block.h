@@ -46,7 +46,9 @@ void send(int rank, uint32_t target, const void* data, int bytes, uint32_t barri
 // arrive_behind_copies() arrives once some copies of this thread have landed: those that it has
 // started since its last close_group() or arrive_behind_copies().
 void make_barrier(uint32_t address, int arrivals);
+void expect(uint32_t address, int bytes);
 void arrive(uint32_t address, int bytes);
+void arrive_remote(int rank, uint32_t address);
 void arrive_behind_copies(uint32_t address);
 void wait_for_phase(uint32_t address, int parity);
 
@@ -111,7 +113,18 @@ Out together(int operation, const In& in, All all) {
   return out;
 }
 
-enum Operation { SHUFFLE, VOTE, BALLOT, SYNC, LDMATRIX, LDMATRIX_TRANS, STMATRIX, MMA, WGMMA };
+enum Operation {
+  SHUFFLE,
+  VOTE,
+  BALLOT,
+  SYNC,
+  LDMATRIX,
+  LDMATRIX_TRANS,
+  STMATRIX,
+  MOVMATRIX,
+  MMA,
+  WGMMA
+};
 
 template <class T, class From>
 T shuffle(T x, From from) {
@@ -143,10 +156,16 @@ template <class T>
 T __shfl_up_sync(unsigned, T x, int step) {
   return emulator::shuffle(x, [=](int lane) { return lane < step ? lane : lane - step; });
 }
-// NOTE: `source` must be equal in all lanes, as it is in the kernels.
 template <class T>
 T __shfl_sync(unsigned, T x, int source) {
-  return emulator::shuffle(x, [=](int) { return source; });
+  struct In {
+    T x;
+    int source;
+  };
+  return emulator::together<T>(emulator::SHUFFLE, In{x, source},
+                               [](const In(&in)[32], T(&out)[32]) {
+                                 for (int i = 0; i < 32; ++i) out[i] = in[in[i].source].x;
+                               });
 }
 inline unsigned __ballot_sync(unsigned, bool x) {
   return emulator::together<unsigned>(emulator::BALLOT, x,

@@ -1,5 +1,5 @@
-// Emulates attention to a cache of bfloat16, and the forward, with csrc's host code and kernels: a
-// library for ctypes. variants.inc lists the kernels.
+// Emulates attention to a cache of bfloat16, the forward and the backward, with csrc's host code and
+// kernels: a library for ctypes. variants.inc lists the kernels.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -12,6 +12,10 @@
 #include "native/check.h"
 #include "native/status.h"
 #include "plans.h"
+
+namespace emulator {
+extern flash_dist::Role role;  // of the kernel that is launched
+}
 
 #define KERNEL_VARIANT(symbol, ...) extern "C" const flash_dist::KernelEntry symbol##_entry;
 #include "variants.inc"
@@ -62,7 +66,10 @@ Loaded find_kernel(int, const KernelKey& key, const void* params) {
   return {best, 80, 80};
 }
 
-bool is_built_in(const KernelKey&) { return false; }
+bool is_built_in(const KernelKey& key) {
+  return std::any_of(VARIANTS.begin(), VARIANTS.end(),
+                     [&](const Variant& v) { return v.role == key.role; });
+}
 
 Loaded require_kernel(int index, const KernelKey& key, const void* params) {
   const Loaded found = find_kernel(index, key, params);
@@ -72,6 +79,7 @@ Loaded require_kernel(int index, const KernelKey& key, const void* params) {
 
 void launch(int, const Loaded& kernel, const void* params, cudaStream_t stream) {
   const KernelEntry& entry = *kernel.variant->entry;
+  emulator::role = kernel.variant->role;
   check_cuda(entry.launch(entry.kernel, params, stream), kernel.variant->symbol);
 }
 
@@ -86,16 +94,46 @@ struct Memory {
     own.bytes.assign(bytes + 256, 0xff);  // NaN
     auto* data = own.bytes.data();
     data += (256 - reinterpret_cast<uintptr_t>(data) % 256) % 256;
-    emulator::declare(data, bytes, false);  // copies may only read it
+    emulator::declare(data, bytes, true);
     return data;
   }
 };
 
-template <class Emulated>  // EmulatedCall or EmulatedForward
+template <class Emulated>  // EmulatedCall, EmulatedForward or EmulatedBackward
 void set_device(const Emulated& c) {
   flash_dist::device.compute_capability = static_cast<int>(c.capability);
   flash_dist::device.sm_count = static_cast<int>(c.sm_count);
   flash_dist::device.smem_limit = static_cast<int>(c.smem_limit);
+}
+
+// Fills in the sizes and the mask of a call, except its lists.
+template <class Params, class Emulated>  // of a forward or a backward
+void fill_call(Params& p, const Emulated& c) {
+  using namespace flash_dist;
+  p.batch = static_cast<int>(c.batch);
+  p.seqlen_q = static_cast<int>(c.seqlen_q);
+  p.seqlen_k = static_cast<int>(c.seqlen_k);
+  p.total_q = static_cast<int>(c.total_q);
+  p.total_k = static_cast<int>(c.total_k);
+  p.num_heads_kv = static_cast<int>(c.num_heads_kv);
+  p.group = static_cast<int>(c.num_heads_q / c.num_heads_kv);
+  p.head_dim = static_cast<int>(c.head_dim);
+  p.head_dim_v = static_cast<int>(c.head_dim_v);
+  p.softmax_scale = static_cast<float>(c.softmax_scale);
+  p.packing = {static_cast<const int*>(c.cu_q), static_cast<const int*>(c.cu_k)};
+  MaskParams& mask = p.mask;
+  mask.kind = static_cast<MaskKind>(c.mask_kind);
+  mask.left = static_cast<int>(c.left);
+  mask.right = static_cast<int>(c.right);
+  mask.bottom_right = 1;
+  mask.batch_planes = static_cast<int>(c.mask_batches > 1 ? c.mask_heads : 0);
+  mask.head_planes = c.mask_heads > 1 ? 1 : 0;
+  mask.query_tiles = static_cast<int>((c.seqlen_q + 63) / 64);
+  mask.key_tiles = static_cast<int>((c.seqlen_k + 63) / 64);
+  mask.key_bounds = static_cast<const int2*>(c.key_bounds);
+  mask.rows = static_cast<const int2*>(c.rows);
+  mask.query_ranges = static_cast<const int4*>(c.query_ranges);
+  mask.bits = static_cast<const uint2*>(c.bits);
 }
 
 }  // namespace
@@ -191,33 +229,11 @@ extern "C" int64_t emulate_forward(const EmulatedForward* call) {
   p.v = view(c.v, c.seqlen_k, c.num_heads_kv, c.head_dim_v, 1);
   p.out = view(c.out, c.seqlen_q, c.num_heads_q, c.head_dim_v, group);
   p.lse = static_cast<float*>(c.lse);
-  p.batch = static_cast<int>(c.batch);
-  p.seqlen_q = static_cast<int>(c.seqlen_q);
-  p.seqlen_k = static_cast<int>(c.seqlen_k);
-  p.total_q = static_cast<int>(c.total_q);
-  p.total_k = static_cast<int>(c.total_k);
-  p.num_heads_kv = static_cast<int>(c.num_heads_kv);
-  p.group = static_cast<int>(group);
-  p.head_dim = static_cast<int>(c.head_dim);
-  p.head_dim_v = static_cast<int>(c.head_dim_v);
-  p.softmax_scale = static_cast<float>(c.softmax_scale);
-  p.packing = {static_cast<const int*>(c.cu_q), static_cast<const int*>(c.cu_k)};
+  fill_call(p, c);
   p.sinks = static_cast<const float*>(c.sinks);
   MaskParams& mask = p.mask;
-  mask.kind = static_cast<MaskKind>(c.mask_kind);
-  mask.left = static_cast<int>(c.left);
-  mask.right = static_cast<int>(c.right);
-  mask.bottom_right = 1;
-  mask.batch_planes = static_cast<int>(c.mask_batches > 1 ? c.mask_heads : 0);
-  mask.head_planes = c.mask_heads > 1 ? 1 : 0;
-  mask.query_tiles = static_cast<int>((c.seqlen_q + 63) / 64);
-  mask.key_tiles = static_cast<int>((c.seqlen_k + 63) / 64);
-  mask.key_bounds = static_cast<const int2*>(c.key_bounds);
-  mask.rows = static_cast<const int2*>(c.rows);
-  mask.query_ranges = static_cast<const int4*>(c.query_ranges);
   mask.by_query[1] = {static_cast<const int*>(c.list_begin),
                       static_cast<const int4*>(c.list_entries), nullptr};
-  mask.bits = static_cast<const uint2*>(c.bits);
   const auto* strides = c.bias_strides;
   p.bias = {c.bias,
             strides[0],
@@ -243,4 +259,65 @@ extern "C" int64_t emulate_forward(const EmulatedForward* call) {
                                           : flash_dist_fwd_max_logit(&where, &p, max_logit,
                                                                      &Memory::allocate, &memory);
   return status == 0 ? 0 : -1;
+}
+
+// Arguments of a backward, as of a forward.
+struct EmulatedBackward {
+  int64_t batch, seqlen_q, seqlen_k, total_q, total_k, num_heads_q, num_heads_kv, head_dim,
+      head_dim_v;
+  int64_t left, right, capability, sm_count, smem_limit, seed, budget;
+  int64_t mask_kind, mask_batches, mask_heads;
+  double softmax_scale;
+  void *q, *k, *v, *out, *lse, *dout, *dq, *dk, *dv, *cu_q, *cu_k;
+  void *key_bounds, *rows, *query_ranges, *key_ranges, *key_slots;
+  void* lists[4][3];  // by_query, then by_key, for 64 and for 128 rows: begin, entries, slots
+  void* bits;
+};
+
+// Returns the bytes of the workspace, or -1 for an error.
+extern "C" int64_t emulate_backward(const EmulatedBackward* call) {
+  using namespace flash_dist;
+  const EmulatedBackward& c = *call;
+  set_device(c);
+  emulator::seed(static_cast<unsigned>(c.seed));
+  emulator::forget_declared();
+  const int64_t group = c.num_heads_q / c.num_heads_kv;
+  const bool packed = c.cu_q != nullptr;
+  const auto view = [&](void* data, bool of_queries, int64_t columns, bool may_write) {
+    const int64_t rows = of_queries ? c.seqlen_q : c.seqlen_k;
+    const int64_t total = packed ? of_queries ? c.total_q : c.total_k : c.batch * rows;
+    const int64_t heads = of_queries ? c.num_heads_q : c.num_heads_kv;
+    emulator::declare(data, total * heads * columns * 2, may_write);
+    return View{data, packed ? 0 : rows * heads * columns, heads * columns,
+                (of_queries ? group : 1) * columns, columns};
+  };
+  BwdParams p{};
+  p.q = view(c.q, true, c.head_dim, false);
+  p.k = view(c.k, false, c.head_dim, false);
+  p.v = view(c.v, false, c.head_dim_v, false);
+  p.dout = view(c.dout, true, c.head_dim_v, false);
+  p.dq = view(c.dq, true, c.head_dim, true);
+  p.dk = view(c.dk, false, c.head_dim, true);
+  p.dv = view(c.dv, false, c.head_dim_v, true);
+  fill_call(p, c);
+  MaskParams& mask = p.mask;
+  mask.key_ranges = static_cast<const int2*>(c.key_ranges);
+  mask.key_slots = static_cast<const int*>(c.key_slots);
+  for (int i = 0; i < 4; ++i) {
+    (i < 2 ? mask.by_query : mask.by_key)[i % 2] = {static_cast<const int*>(c.lists[i][0]),
+                                                    static_cast<const int4*>(c.lists[i][1]),
+                                                    static_cast<const int2*>(c.lists[i][2])};
+  }
+  DeltaParams delta{};
+  delta.out = view(c.out, true, c.head_dim_v, false);
+  delta.dout = p.dout;
+  delta.lse = static_cast<const float*>(c.lse);
+  delta.dq = p.dq;
+  delta.dk = p.dk;
+  delta.dv = p.dv;
+  const BwdOptions options{c.budget, 0, c.mask_kind == 0 ? nullptr : mask.key_slots};
+  const Call where{0, nullptr, static_cast<int>(Dtype::BF16)};
+  Memory memory;
+  const int status = flash_dist_bwd(&where, &delta, &p, &options, &Memory::allocate, &memory);
+  return status == 0 ? static_cast<int64_t>(memory.bytes.size()) : -1;
 }

@@ -201,10 +201,13 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FusedScoredSm90Config : FusedSm90ConfigOf<FusedScoredSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>,
                                                  Target, T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
 
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct DqGemmSm90Config
-    : Config<DqGemmSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = DqGemmSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+// CLUSTER_: blocks that share the queries, each with some columns.
+template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          int CLUSTER_ = 1>
+struct DqGemmSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = Plan_;
+  static constexpr int CLUSTER = CLUSTER_;
+  static constexpr int COLUMNS = HEAD_DIM / CLUSTER;     // of a block
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one more loads
   static constexpr int BLOCK_M = CONSUMERS * DS_TILE;
   static constexpr int BLOCK_ROWS = BLOCK_M;
@@ -214,7 +217,7 @@ struct DqGemmSm90Config
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
   using Tile = Panels<DS_TILE>;  // a tile of keys; at the end, a warpgroup's queries
-  static constexpr int PANELS = Tile::count(HEAD_DIM);
+  static constexpr int PANELS = Tile::count(COLUMNS);
   static constexpr int TILE_BYTES = PANELS * Tile::BYTES;
   static_assert(Plan::STAGES >= CONSUMERS, "the stages of K become those of dQ");
 
@@ -229,5 +232,9 @@ struct DqGemmSm90Config
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct DqGemmSm90Config : DqGemmSm90ConfigOf<DqGemmSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
+                                             HEAD_DIM, HEAD_DIM_V, PLAN> {};
 
 }  // namespace flash_dist

@@ -389,25 +389,12 @@ struct DkdvOfPair {
   // Block 1: replaces dP^T by dS^T = P^T (dP^T - delta).
   __device__ __forceinline__ void take(Scores& x, const Statistics& delta,
                                        const Slots& slots) const {
-    constexpr float FACTOR = BACK * DS_SCALE<typename Config::T>;
     const int slot = slots.stage();
     const uint32_t at = place(slot);
     mbarrier_wait(full(slot), slots.parity());
 #pragma unroll
     for (int k = 0; k < PIECES; ++k) {
-      const uint4 pt = load_shared_16(at + k * 512);
-      const uint32_t pairs[4] = {pt.x, pt.y, pt.z, pt.w};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 d = delta[2 * k + half];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float (&dst)[4] = x.x[0][2 * k + half];
-          const float2 two = unpack<typename Config::T>(pairs[2 * half + h]);
-          dst[2 * h] = two.x * fmaf(dst[2 * h], FACTOR, -BACK * d.x);
-          dst[2 * h + 1] = two.y * fmaf(dst[2 * h + 1], FACTOR, -BACK * d.y);
-        }
-      }
+      Steps::template weigh_gradients<SHIFT>(x, k, load_shared_16(at + k * 512), delta);
     }
     // NOTE: the loads must have returned before the slot is released: the other block may write
     // there a few hundred clocks later.

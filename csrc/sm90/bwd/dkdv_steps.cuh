@@ -200,6 +200,27 @@ struct DkdvSm90Steps {
       for (int i = 0; i < 4; ++i) a[k][0][i] = relu<T>(a[k][0][i]);
   }
 
+  // dS^T = P^T (dP^T - delta) of queries 16 * k to 16 * k + 15, in the place of dP^T. pt: 2^SHIFT P^T, as
+  // an A operand.
+  template <int SHIFT, class Delta>
+  __device__ __forceinline__ static void weigh_gradients(Scores& x, int k, const uint4& pt,
+                                                         const Delta& delta) {
+    constexpr float BACK = 1.0f / (1 << SHIFT);
+    constexpr float FACTOR = BACK * DS_SCALE<T>;
+    const uint32_t pairs[4] = {pt.x, pt.y, pt.z, pt.w};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 d = delta[2 * k + half];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float (&dst)[4] = x.x[0][2 * k + half];
+        const float2 two = unpack<T>(pairs[2 * half + h]);
+        dst[2 * h] = two.x * fmaf(dst[2 * h], FACTOR, -BACK * d.x);
+        dst[2 * h + 1] = two.y * fmaf(dst[2 * h + 1], FACTOR, -BACK * d.y);
+      }
+    }
+  }
+
   // Multiplies fragments by the columns of Q or dO.
   template <int NT>
   __device__ __forceinline__ static void issue_sum(Accumulator<1, NT>& sum, Fragments& a,
@@ -317,12 +338,14 @@ struct DkdvSm90Steps {
   }
 
   // Calls f(x, y, address) for each pair of columns of this lane's part of dK or dV, in rows of
-  // keys that exist. The address is that of the fp32 sums.
+  // keys that exist. The address is that of the fp32 sums, which have `width` columns. Those of `sum`
+  // begin at column0.
   template <int NT, class F>
-  __device__ __forceinline__ void each_partial(Accumulator<1, NT>& sum, float* sums, F f) const {
+  __device__ __forceinline__ void each_partial(Accumulator<1, NT>& sum, float* sums, F f,
+                                               int width = NT * 8, int column0 = 0) const {
     const int row0 = work.block.key0 + group_row0();
     const int lane = fresh_thread() % 32;
-    float* at = sums + (first_sum_row(p, work.block) + row0) * (NT * 8);
+    float* at = sums + (first_sum_row(p, work.block) + row0) * width + column0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = warp_of_consumer() * 16 + h * 8 + lane / 4;
@@ -330,7 +353,7 @@ struct DkdvSm90Steps {
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
         f(sum.x[0][n][2 * h], sum.x[0][n][2 * h + 1],
-          *reinterpret_cast<float2*>(at + row * (NT * 8) + n * 8 + lane % 4 * 2));
+          *reinterpret_cast<float2*>(at + row * width + n * 8 + lane % 4 * 2));
       }
     }
   }

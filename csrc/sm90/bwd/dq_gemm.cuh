@@ -1,7 +1,8 @@
 // dQ = dS @ K from the spilled dS, on Hopper: a product over the key tiles that the chunk holds and
 // this block's queries can see.
 //
-// Grid      x = query tile, query head of the chunk's (batch, kv head) pairs.
+// Grid      x = query tile, query head of the chunk's (batch, kv head) pairs; above head_dim 256 a
+//           cluster of two blocks, each with half of the columns.
 // Block     a warpgroup of which one thread loads, and 2 warpgroups of 64 queries each.
 // Shared    STAGES stages of one 64-key tile of K and the dS tiles of the block's queries.
 // Pipeline  The copy engine fills the stages. While the products of a stage run, a warp takes its
@@ -30,9 +31,9 @@ struct DqGemmSm90 {
   using Smem = typename Config::Smem;
   using Tile = typename Config::Tile;
   using Stages = Ring<Config::STAGES>;
-  static constexpr int HEAD_DIM = Config::HEAD_DIM;
+  static constexpr int COLUMNS = Config::COLUMNS;
   static constexpr int BLOCKS = DS_TILE / 16;  // blocks of 16 keys per tile
-  using Sum = Accumulator<1, HEAD_DIM / 8>;
+  using Sum = Accumulator<1, COLUMNS / 8>;
   using Fragments = uint32_t[BLOCKS][1][4];  // of a warp's 16 queries and a tile's keys
 
   const DqSm90Params& params;
@@ -60,7 +61,7 @@ struct DqGemmSm90 {
                   block.batch * params.k_axes.batch};
 #pragma unroll
       for (int panel = 0; panel < Config::PANELS; ++panel) {
-        at.column = panel * Tile::COLUMNS;
+        at.column = column0() + panel * Tile::COLUMNS;
         load_box(shared_address(smem.k[s]) + panel * Tile::BYTES, params.k, at, full);
       }
 #pragma unroll
@@ -90,11 +91,17 @@ struct DqGemmSm90 {
     const int row0 = block.row0 + consumer() * DS_TILE;
     store_rows<Tile, Target, T>(dq, shared_address(smem.k[consumer()]),
                                 head_begin(p.dq, block.batch, block.head_kv, block.head_in_group) +
-                                    static_cast<int64_t>(work.sequence.q0 + row0) * p.dq.row,
-                                p.dq.row, work.sequence.seqlen_q - row0, p.head_dim);
+                                    static_cast<int64_t>(work.sequence.q0 + row0) * p.dq.row +
+                                    column0(),
+                                p.dq.row, work.sequence.seqlen_q - row0, p.head_dim - column0());
   }
 
  private:
+  // The first of this block's columns.
+  __device__ __forceinline__ static int column0() {
+    if constexpr (Config::CLUSTER == 1) return 0;
+    return fresh_block() % Config::CLUSTER * COLUMNS;
+  }
   // Returns how many blocks of 16 keys exist from key0 on. dS of later blocks need not have been
   // stored.
   __device__ __forceinline__ int blocks_of(int key0) const {
@@ -111,13 +118,13 @@ struct DqGemmSm90 {
     const int row = consumer() * DS_TILE + warp_of_consumer() * 16 + lane / 4;
     // NOTE: dq_accum has head_dim columns, not the compiled number: the kernels of dQ and of dK/dV
     // are chosen independently, and the size of the workspace follows from the latter.
-    float* at =
-        p.dq_accum + (work.block.head * rows + work.block.row0 + row) * p.head_dim + lane % 4 * 2;
+    float* at = p.dq_accum + (work.block.head * rows + work.block.row0 + row) * p.head_dim +
+                column0() + lane % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM / 8; ++n) {
-        if (n * 8 < p.head_dim) {
+      for (int n = 0; n < COLUMNS / 8; ++n) {
+        if (column0() + n * 8 < p.head_dim) {
           f(dq.x[0][n][2 * h], dq.x[0][n][2 * h + 1],
             *reinterpret_cast<float2*>(at + h * 8 * p.head_dim + n * 8));
         }
@@ -134,7 +141,7 @@ struct DqGemmSm90 {
     for (int left = count - 1; left >= 0; --left) {
       const int s = stages.stage();
       if (!clean) clear_keys(s);
-      // dQ += dS @ K                                        [64, HEAD_DIM]
+      // dQ += dS @ K                                        [64, COLUMNS]
       const uint64_t b_k = Tile::by_columns(shared_address(smem.k[s]));
       hold(ds);
       hold(dq.x[0]);
@@ -202,7 +209,7 @@ __device__ __forceinline__ void dq_gemm_sm90_block(const DqSm90Params& params) {
   const BwdParams& p = params.p;
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
-  const DqBlock block(p, Config::BLOCK_M);
+  const DqBlock block(p, Config::BLOCK_M, fresh_block() / Config::CLUSTER);
   const Sequence sequence(p, block.batch);
   if (block.row0 >= sequence.seqlen_q) return;
 

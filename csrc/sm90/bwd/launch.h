@@ -14,12 +14,10 @@ const char* refuse_dkdv_sm90(const void* params) {
   return find_problem<Config>(p, p.dout);
 }
 
+// Makes the maps of a kernel of dK and dV.
 template <class Config>
-cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_t stream) {
-  typename Config::Params all;
-  BwdParams& p = all.p = *static_cast<const BwdParams*>(params);
-  if constexpr (Config::DROPS) all.dropout = static_cast<const BwdDropoutParams*>(params)->dropout;
-  if constexpr (Config::HAS_SCORE_MOD) all.score_mod = make_score_mod(p);
+cudaError_t make_dkdv_maps(DkdvSm90Params& all) {
+  const BwdParams& p = all.p;
   const CallAxes axes(p);
   const MapRequest maps[] = {
       {&all.q, &all.q_axes, &p.q, axes.rows_q, p.head_dim, &axes.q, Config::BLOCK_M},
@@ -27,7 +25,16 @@ cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_
       {&all.v, &all.v_axes, &p.v, axes.rows_k, p.head_dim_v, &axes.k, Config::BLOCK_N},
       {&all.dout, &all.dout_axes, &p.dout, axes.rows_q, p.head_dim_v, &axes.q, Config::BLOCK_M},
   };
-  const cudaError_t status = make_maps<Config>(maps);
+  return make_maps<Config>(maps);
+}
+
+template <class Config>
+cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+  typename Config::Params all;
+  BwdParams& p = all.p = *static_cast<const BwdParams*>(params);
+  if constexpr (Config::DROPS) all.dropout = static_cast<const BwdDropoutParams*>(params)->dropout;
+  if constexpr (Config::HAS_SCORE_MOD) all.score_mod = make_score_mod(p);
+  const cudaError_t status = make_dkdv_maps<Config>(all);
   if (status != cudaSuccess) return status;
   return launch_in_order<Config>(kernel, p, DkdvGrid(p, Config::BLOCK_N), all, stream);
 }

@@ -11,16 +11,6 @@
 
 namespace flash_dist {
 
-// Place of the next slice, and the parity of the phase in which it is filled.
-template <int STAGES>
-struct SliceRing {
-  int stage = 0, parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-  }
-};
-
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FwdPairSm90Config
     : Config<FwdPairSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {

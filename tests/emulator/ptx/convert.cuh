@@ -35,6 +35,12 @@ float2 unpack(uint32_t x) {
   return r;
 }
 
+template <class T>
+uint32_t relu(uint32_t x) {
+  static_assert(std::is_same_v<T, Bf16>);
+  return (x & 0x8000 ? 0 : x & 0xffff) | (x >> 31 ? 0 : x & 0xffff0000u);
+}
+
 inline float exp2_approx(float x) { return exp2f(x); }
 inline float log2_approx(float x) { return log2f(x); }
 inline float reciprocal_approx(float x) { return 1.0f / x; }

@@ -55,6 +55,19 @@ inline void stmatrix_x4(uint32_t smem, const uint32_t (&r)[4]) {
                           });
 }
 
+inline uint32_t movmatrix_trans(uint32_t x) {
+  return emulator::together<uint32_t>(
+      emulator::MOVMATRIX, x, [](const uint32_t (&in)[32], uint32_t (&out)[32]) {
+        const auto element = [&](int row, int column) {
+          return in[row * 4 + column / 2] >> column % 2 * 16 & 0xffff;
+        };
+        for (int lane = 0; lane < 32; ++lane) {
+          const int row = lane / 4, column = lane % 4 * 2;
+          out[lane] = element(column, row) | element(column + 1, row) << 16;
+        }
+      });
+}
+
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) { load_matrices<false>(r, smem); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem) { load_matrices<true>(r, smem); }
 

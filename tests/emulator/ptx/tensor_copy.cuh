@@ -1,4 +1,4 @@
-// The part of csrc/ptx/tensor_copy.cuh that cache kernels use, in the emulator. A requested box
+// The part of csrc/ptx/tensor_copy.cuh that emulated kernels use. A requested box
 // arrives later, row by row. A stored box is written at once.
 #pragma once
 
@@ -40,6 +40,7 @@ inline void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at, 
 }
 
 inline void load_bytes(uint32_t smem, const void* src, int bytes, uint32_t barrier) {
+  if (bytes % 16 != 0) emulator::fail("a copy of %d bytes", bytes);
   for (int i = 0; i < bytes; i += 16) {
     emulator::start_box_copy(smem + i, static_cast<const uint8_t*>(src) + i, barrier);
   }

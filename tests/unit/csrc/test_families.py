@@ -24,7 +24,10 @@ HOST: Final = ("host", "binding", "debug")
 COMMON: Final = (
     *(
         f"{name}plans.h"
-        for name in ("", "decode_", "dropout_", "fwd_pair_", "fwd_bias_", "bwd_bias_", "max_logit_")
+        for name in (
+            *("", "decode_", "dropout_", "fwd_pair_", "bwd_halves_"),
+            *("fwd_bias_", "bwd_bias_", "max_logit_"),
+        )
     ),
     "wgmma_shapes.h",
 )

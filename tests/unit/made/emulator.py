@@ -1,4 +1,4 @@
-"""The decode and forward kernels, compiled for this machine's CPU: tests/emulator."""
+"""Kernels compiled for this machine's CPU: tests/emulator."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ Tensor = torch.Tensor
 
 EMULATOR: Final = Path(__file__).parents[2] / "emulator"
 SIZES: Final = {  # head_dims per role or family
+    "bwd_delta": {384, 512},
+    "bwd_dkdv_sm90": {384, 512},
+    "bwd_dq_gemm_sm90": {384, 512},
+    "bwd_reduce": {384, 512},
     "decode": {64, 128, 384, 512},
     "decode_wide": {64, 128},
     "decode_fold": {256, 512},
@@ -121,7 +125,8 @@ def _library() -> ctypes.CDLL:
     command = [os.environ.get("CXX", "g++"), *flags, *include, *map(str, sources), "-o"]
     subprocess.run([*command, str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
-    loaded.emulate_decode.restype = loaded.emulate_forward.restype = ctypes.c_int64
+    for name in ("emulate_decode", "emulate_forward", "emulate_backward"):
+        loaded[name].restype = ctypes.c_int64
     loaded.emulated_error.restype = ctypes.c_char_p
     return loaded
 
@@ -280,3 +285,78 @@ def emulate_forward(  # noqa: PLR0913 - a call, and where it runs
     if library.emulate_forward(ctypes.byref(_Forward(*numbers, *addresses, *_describe(bias)))) < 0:
         raise RuntimeError(library.emulated_error().decode())
     return out, lse
+
+
+_LISTS: Final = tuple(
+    f"by_{side}_{rows}_{part}"
+    for side in ("query", "key")
+    for rows in (64, 128)
+    for part in ("begin", "entries", "slots")
+)
+
+
+class _Backward(ctypes.Structure):
+    """`EmulatedBackward` of tests/emulator/decode.cpp."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in [
+                *("batch", "seqlen_q", "seqlen_k", "total_q", "total_k"),
+                *("num_heads_q", "num_heads_kv", "head_dim", "head_dim_v"),
+                *("left", "right", "capability", "sm_count", "smem_limit", "seed", "budget"),
+                *("mask_kind", "mask_batches", "mask_heads"),
+            ]
+        ),
+        ("softmax_scale", ctypes.c_double),
+        *(
+            (name, ctypes.c_void_p)
+            for name in [
+                *("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "cu_q", "cu_k"),
+                *("key_bounds", "rows", "query_ranges", "key_ranges", "key_slots"),
+                *(*_LISTS, "bits"),
+            ]
+        ),
+    )
+
+
+def emulate_backward(  # noqa: PLR0913 - a call, and where it runs
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    window: tuple[int, int] = (UNBOUNDED, UNBOUNDED),
+    mask: MaskPlan | None = None,
+    documents: tuple[Tensor, Tensor] | None = None,
+    longest: tuple[int, int] = (0, 0),
+    gpu: Gpu = Gpu(capability=90, plan=227),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk and dv; arguments as of `emulate_forward`, which returns out and lse.
+
+    Raises:
+        RuntimeError: An error of the emulator or the host code.
+    """
+    batch, seqlen_q, heads, head_dim = q.shape
+    seqlen_k, head_dim_v = k.shape[1], v.shape[3]
+    gradients = tuple(torch.full_like(x, torch.nan) for x in (q, k, v))
+    totals = (seqlen_q, seqlen_k)
+    if documents is not None:
+        batch, seqlen_q, seqlen_k = len(documents[0]) - 1, *longest
+    planes = (0, 1, 1) if mask is None else (mask.kind, mask.batches, mask.heads)
+    numbers = (
+        *(batch, seqlen_q, seqlen_k, *totals, heads, k.shape[2], head_dim, head_dim_v),
+        *(*window, gpu.capability, gpu.sm_count, ROOM[gpu.plan], gpu.seed, gpu.budget),
+        *(*planes, head_dim**-0.5),
+    )
+    names = ("key_bounds", "rows", "query_ranges", "key_ranges", "key_slots", *_LISTS, "bits")
+    arrays = {} if mask is None else mask.arrays
+    tensors = (q, k, v, out, lse, dout, *gradients, *(documents or (None, None)))
+    addresses = (None if x is None else x.data_ptr() for x in (*tensors, *map(arrays.get, names)))
+    library = _library()
+    if library.emulate_backward(ctypes.byref(_Backward(*numbers, *addresses))) < 0:
+        raise RuntimeError(library.emulated_error().decode())
+    dq, dk, dv = gradients
+    return dq, dk, dv

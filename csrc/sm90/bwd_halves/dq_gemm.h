@@ -1,0 +1,5 @@
+// dQ by blocks that sum half of the columns.
+#pragma once
+
+#include "sm90/bwd/dq_gemm.cuh"
+#include "sm90/bwd_halves/config.h"
