@@ -92,8 +92,8 @@ class FwdPairConsumer {
       mask(s, pair);
       float top[2];
       find_tops(s, top);
-      take_weights(other, pair - 1);
-      send_stats(top);
+      const uint32_t loaded = take_weights(other, pair - 1);
+      send_stats(top, zero_behind(loaded, rank_));  // then the other block writes there again
       issue_values<0, 1>(o, other, pairs.step(pair - 1, rank_ ^ 1));
       wgmma_wait<1>();
       end_values(own);
@@ -260,11 +260,11 @@ class FwdPairConsumer {
   __device__ __forceinline__ static int warp() { return fresh_thread() / 32 - WARPS_OF_GROUP; }
 
   // Sends the maximum or the sum of this warp's rows to the other block.
-  __device__ __forceinline__ void send_stats(const float (&x)[2]) const {
+  __device__ __forceinline__ void send_stats(const float (&x)[2], uint32_t zero = 0) const {
     const int lane = fresh_thread() % 32;
     if (lane % 4 == 0) {
       store_remote_16(
-          address_in(rank_ ^ 1, shared_address(&smem_.exchange.stats[warp()][lane / 4])),
+          address_in(rank_ ^ 1, shared_address(&smem_.exchange.stats[warp()][lane / 4])) + zero,
           {__float_as_uint(x[0]), __float_as_uint(x[1]), 0, 0},
           address_in(rank_ ^ 1, shared_address(&smem_.exchange.stats_full[warp()])));
     }
@@ -293,21 +293,23 @@ class FwdPairConsumer {
       store_remote_16(at + k * 512, {p[k][0][0], p[k][0][1], p[k][0][2], p[k][0][3]}, full);
     }
   }
-  // Loads P of the other block's step of a pair.
-  __device__ __forceinline__ void take_weights(Weights& p, int pair) const {
+  // Loads P of the other block's step of a pair. Returns a number that waits for all loads.
+  __device__ __forceinline__ uint32_t take_weights(Weights& p, int pair) const {
     const uint32_t full = shared_address(&smem_.exchange.weights_full[warp()]);
     mbarrier_wait(full, pair % 2);
     const int lane = fresh_thread() % 32;
     if (lane == 0) mbarrier_expect(full, Config::Exchange::WEIGHTS_BYTES);  // for the next P
     __syncwarp();
+    uint32_t loaded = 0;
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {
       const uint4 x = load_shared_16(shared_address(&smem_.exchange.weights[warp()][k][lane]));
       p[k][0][0] = x.x, p[k][0][1] = x.y, p[k][0][2] = x.z, p[k][0][3] = x.w;
+      loaded |= x.x;
     }
-    // NOTE: these loads come before the maxima that let the other block write here again.
     hold(p);
     __syncwarp();
+    return loaded;
   }
 
   // Tells if all keys of a step exist. Rows beyond the end of the tensor are zeros already.
