@@ -1,4 +1,4 @@
-"""Headers of the attention kernels that are generated beside those of any package.
+"""Generated headers of the attention kernels, in addition to those of any package.
 
 wgmma_shapes.h    matrix instructions of Hopper, whose operands are named one by one
 mask_layout.h     the numbers that carry a mask, from flash_dist/masks/layout.py

@@ -134,8 +134,8 @@ inline bool has_own_rows(const Tensor& t, bool packed) {
   return true;
 }
 
-// Returns t, or a copy if some kernel cannot read t. Autograd chooses the layout of gradients
-// (expanded or sliced), and Inductor chooses addresses in compiled graphs.
+// Returns t, or a copy if some kernel cannot read t. Callers cannot avoid the copy: autograd chooses
+// the layout of gradients (expanded or sliced), and Inductor chooses addresses in compiled graphs.
 inline Tensor make_readable(const Tensor& t, bool packed) {
   return is_loadable(t) && has_own_rows(t, packed) ? t : copy(t);
 }
@@ -247,7 +247,7 @@ inline BiasParams read_bias(const Scores& scores, const Tensor& q, const Sizes& 
   return p;
 }
 
-// The last arguments of the schemas.
+// The dropout of a call: the last arguments of the operator schemas.
 struct Dropout {
   double p = 0.0;
   MaybeTensor rng_state;  // [2] seed and offset

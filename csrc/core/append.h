@@ -42,9 +42,8 @@ __device__ __forceinline__ uint16_t* row_of(const View& view, int batch, int row
   return head_begin(view, batch, head, 0) + row * view.row;
 }
 
-// Returns 8 columns of a row, of which those below rotary_dim are rotated by the angles of
-// `position`. A pair is columns 2j and 2j + 1 if interleaved, else columns j and j + rotary_dim /
-// 2.
+// Returns 8 columns of a row. Rotates columns below rotary_dim by the angles of `position`. A pair
+// is columns 2j and 2j + 1 if interleaved, else columns j and j + rotary_dim / 2.
 template <class Target, class T>
 __device__ __forceinline__ uint4 rotate(const AppendParams& p, const uint16_t* row, int column,
                                         int position) {

@@ -60,7 +60,7 @@ struct DecodeParams {
   int row_tiles;       // ceil(group * seqlen_q / block_rows): most tiles per kv head
   int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
   int splits;          // number of splits of all key blocks; a thread block computes one split
-  int tiles_differ;    // 1: a tile has the key blocks that its rows see; 0: that any query sees
+  int tiles_differ;    // 1: a tile has the key blocks its rows see; 0: those that any query sees
   int columns;         // compiled columns of a partial result
   int max_key_blocks;  // with more key blocks no work tile is split: partial_out would be too small
   float* partial_out;  // [partials, partial_rows, columns]

@@ -8,9 +8,9 @@
 //           partials and computes their factors from their tops. Then each lane has columns: it
 //           reads many partials at once and combines them. Tops and the first partials are loaded
 //           together.
-// Block     If there are more blocks than pieces, the warps of a block share the groups of one
-//           piece: each warp combines some groups into shared memory, and one warp combines these
-//           results.
+// Block     If there is a block for each 32 columns of a row, the warps of a block share the groups
+//           of these columns: each warp combines some groups into shared memory, and one warp
+//           combines these results.
 #pragma once
 
 #include "core/combine.cuh"
@@ -79,7 +79,8 @@ struct GroupPartials {
 struct CombineSlots {
   static constexpr int COUNT = 64;
   // The place of a partial's row, in units of 32 columns. Before read(): the number of the row
-  // among all rows of all partials, and its complement (~) for the last partial of a group.
+  // among all rows of all partials, or the complement (~) of this number for the last partial of a
+  // group.
   int places[COUNT];
   // keep and add (core/combine.cuh) of a partial in its group. Before combine_stats(): its top and
   // sum.
@@ -89,8 +90,8 @@ struct CombineSlots {
   __device__ __forceinline__ void place(const GroupPartials& own, int first, int rows, int row) {
 #pragma unroll 1
     for (int i = 0; i < own.count; ++i) {
-      // NOTE: the number of a row fits 32 bits, and so does a place in units of 32 columns: a row
-      // takes at least 128 bytes.
+      // NOTE: 32 bits are enough for this number, and for a place in units of 32 columns: a unit
+      // is 128 bytes, so 2^31 units are 256 GiB.
       const int at = (own.first + i) * rows + row;
       places[first + i] = i + 1 == own.count ? ~at : at;
     }
@@ -273,7 +274,7 @@ __device__ __forceinline__ int combine_groups(const DecodeParams& p, CombineSlot
   const int count = __shfl_sync(0xffffffffu, end, groups - 1);
   if (count == 0) return groups;
   if (end > CombineSlots::COUNT) own.count = 0;
-  __syncwarp();  // all lanes have read the slots, and what know() stored
+  __syncwarp();  // all lanes have read the slots and what know() has stored
   slots.place(own, end - own.count, p.partial_rows, row);
   __syncwarp();
   float2 stats[CombineSlots::COUNT / 32];

@@ -423,7 +423,7 @@ struct DecodeSplits {
   }
   // Tells if the longest split costs no more with complete groups than with cut groups. With cut
   // groups, a split may also store the partials of a group. Writing and reading the partial of a
-  // key block costs partial_rows / 64 of reading the keys and values of the block.
+  // key block costs partial_rows / 64 times as much as reading its keys and values.
   __device__ __forceinline__ bool prefers_groups(const DecodeParams& p) const {
     if constexpr (SOFTMAX_BLOCKS > 1) {
       return longest(GROUP) == longest(SOFTMAX_BLOCKS);

@@ -71,7 +71,7 @@ __device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint32_t key0, u
 // if the lane's key is odd.
 __device__ __forceinline__ void exchange_halves(uint32_t (&words)[4], bool odd) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {  // keys 8 * h + lane / 4: {first query, the one 8 behind}
+  for (int h = 0; h < 2; ++h) {  // keys 8 * h + lane / 4: {first query, first query + 8}
     const uint32_t own = permute(words[2 * h], words[2 * h + 1], odd ? 0x7632 : 0x5410);
     const uint32_t give = permute(words[2 * h], words[2 * h + 1], odd ? 0x5410 : 0x7632);
     const uint32_t other = __shfl_xor_sync(0xffffffffu, give, 4);

@@ -67,7 +67,7 @@ class DsLayout {
     return width_ != TRIANGLE ? width_ : query_tiles_ - query_begin(n);
   }
 
-  // Returns the slot of (query tile m, key tile n), where key tile `first` starts at 0.
+  // Returns the slot of (query tile m, key tile n). Slot 0 is the first one of key tile `first`.
   FLASH_DIST_HOST_DEVICE int64_t slot(int first, int n, int m) const {
     return slots(first, n) + m - first_with_slot(n);
   }

@@ -19,7 +19,7 @@ __device__ __forceinline__ void commit_copies() {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
 }
 
-// Waits for all threads, until at most the PENDING newest groups of copies are in flight.
+// Waits until every thread has at most its PENDING newest groups of copies in flight.
 template <class Target, int PENDING = 0>
 __device__ __forceinline__ void wait_for_copies() {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<PENDING>();

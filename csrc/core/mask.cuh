@@ -72,7 +72,7 @@ struct Mask : MaskPlace {
     return min(max(i + shift() + p.right + 1, 0), seqlen_k);
   }
 
-  // Returns the keys [x, y) that query i sees; past the last query, those that the last query sees.
+  // Returns the keys [x, y) that query i sees; past the last query, the keys of the last query.
   __device__ __forceinline__ int2 keys(int i) const {
     if (p.kind == MaskKind::BAND) return {band_begin(i), band_end(i)};
     return p.rows[static_cast<int64_t>(plane) * p.query_tiles * MASK_TILE + min(i, seqlen_q - 1)];
@@ -89,7 +89,7 @@ struct Mask : MaskPlace {
     int4 all = tiles[row0 / MASK_TILE];
     for (int m = row0 / MASK_TILE + 1; m <= last / MASK_TILE; ++m) {
       const int4 one = tiles[m];
-      // An empty tile is (0, 0, 0, 0): it keeps tiles from being full and extends no range.
+      // An empty tile is (0, 0, 0, 0). It extends no range, but its end of 0 makes covers() false.
       if (one.w > 0) {
         all.x = all.w > 0 ? min(all.x, one.x) : one.x;
         all.w = max(all.w, one.w);

@@ -25,7 +25,7 @@ __device__ __forceinline__ float raise_max_logit(float* max_logit, float x) {
   if (threadIdx.x % 32 != 0) return x;
   if (x < 0.0f) {
     atomicMin(reinterpret_cast<unsigned*>(max_logit), __float_as_uint(x));
-  } else {  // + 0: neither -0 nor a NaN with a sign
+  } else {  // x + 0 is never -0; every NaN becomes the largest integer
     const int bits = x == x ? __float_as_int(x + 0.0f) : INT32_MAX;
     atomicMax(reinterpret_cast<int*>(max_logit), bits);
   }

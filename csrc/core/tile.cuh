@@ -45,8 +45,8 @@ struct RowSpan {
   int first, end;  // empty if end <= first
 };
 
-// True if tiles before sm_80 are loaded only once their stage is free. Otherwise they wait in
-// registers, which large accumulators do not leave.
+// Before sm_80: true if tiles are loaded only once their stage is free. Other tiles are loaded
+// earlier and wait in registers; large accumulators leave no registers for that.
 template <class Target, int HEAD_DIM>
 constexpr bool LOADS_LATE = !Target::HAS_CP_ASYNC && HEAD_DIM > 64 && HEAD_DIM != 128;
 

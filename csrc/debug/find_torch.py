@@ -17,7 +17,7 @@ LIBRARIES = ("torch", "torch_cpu", "torch_cuda", "c10", "c10_cuda")
 
 
 def main() -> None:
-    """Print it."""
+    """Print the CMake code."""
     root = Path(torch.__file__).parent
     libraries = [root / "lib" / f"lib{name}.so" for name in LIBRARIES]
     found = {

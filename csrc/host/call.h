@@ -31,7 +31,7 @@ constexpr int64_t BUDGET_NOW = -1;
 constexpr int64_t DEFAULT_BUDGET_MB = 1536;  // same value in flash_dist/kernels/budget.py
 
 // Returns the budget in bytes. A compiled graph stores its arguments, so it passes BUDGET_NOW, and
-// the variable is read here. For other callers flash_dist/kernels/budget.py reads it.
+// FLASH_DIST_WORKSPACE_MB is read here. flash_dist/kernels/budget.py reads it for other callers.
 inline int64_t read_budget(int64_t budget) {
   if (budget >= 0) return budget;
   if (budget != BUDGET_NOW) {

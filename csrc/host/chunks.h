@@ -33,8 +33,8 @@ class ChunkPlanner : PlanGrid {
   explicit ChunkPlanner(const PlanGrid& grid) : PlanGrid(grid) {}
 
   // Finds the cheapest cut within `left` bytes. If several cost the same, takes the one with the
-  // fewest units. Masks with arrays cannot be cut, because their slots are those of whole key
-  // tiles. Nor can packed documents, which start anywhere.
+  // fewest units. Masks with arrays cannot be cut, because they have slots for whole key tiles
+  // only. Packed documents cannot be cut either, because they start anywhere.
   bool cut(BwdPlan& plan, int64_t left) const {
     if (shape_.mask.kind != MaskKind::BAND || shape_.total_q >= 0) return false;
     if (shape_.aligned) return false;
@@ -201,8 +201,8 @@ class ChunkPlanner : PlanGrid {
     }
   }
 
-  // Flags the chunks to run: those with a visible score. A key or query chunk without any still
-  // runs its first chunk, which writes zero gradients.
+  // Flags the chunks to run: those with a visible score. If a key or query chunk has no visible
+  // score, its first chunk runs, to write zero gradients.
   std::vector<bool> find_visible(const Cut& cut, int64_t key_chunks, int64_t query_chunks) const {
     std::vector<bool> wanted(key_chunks * query_chunks);
     std::vector<bool> of_keys(key_chunks), of_queries(query_chunks);

@@ -27,8 +27,8 @@ constexpr int FEW_LATENT_TILES = 16;
 constexpr int64_t FEW_KEY_BLOCKS = 256;
 static_assert(FEW_LATENT_TILES <= MOST_FEW_TILES);
 constexpr int64_t TILE_ROWS = 64, TILE_WEIGHTS = 64 * 64;  // rows and elements of P per tile
-// With fewer work tiles per split, either some splits get several of the longest tiles, or tiles
-// are cut and combined.
+// With fewer work tiles per split than this, either some splits get several of the longest tiles,
+// or tiles are cut and combined.
 constexpr int TILES_PER_SPLIT = 3;
 // If tiles are longer than half a group, pairs of blocks need at least one tile per this many
 // multiprocessors.
@@ -130,7 +130,7 @@ class Decode {
 
   int64_t workspace_bytes() const { return stats_bytes_ + out_bytes_ + weights_bytes(); }
 
-  // Tells if there are so many work tiles that cutting some makes nothing faster.
+  // Tells if there are enough work tiles, so that cutting them would not be faster.
   bool has_whole_tiles() const { return p_.tiles_differ != 0; }
 
   void run(void* workspace) {

@@ -140,8 +140,8 @@ class SplitPlanner : PlanGrid {
     return lengths;
   }
 
-  // ascending: true if the second half of the keys is seen by 1.25 times as many queries as the
-  // first. Otherwise: the first half, compared with the second.
+  // True if one half of the keys is seen by more than 1.25 times as many queries as the other half.
+  // ascending: compares the second half with the first; otherwise, the first with the second.
   bool grows(bool ascending) const {
     const int half = key_steps_ / 2;
     const int64_t first = slots(0, half), second = slots(key_steps_ - half, key_steps_);

@@ -54,8 +54,8 @@ __device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DI
 }
 
 // C += A @ B. A[16 * MT, 16] is in registers, B is 16 rows of a tile from b_row0 on. SPLIT warps
-// share the columns: this warp has every SPLIT-th block of 16 columns, NT / 2 in all, and b_trans
-// is share(b_trans, number).
+// share the columns: this warp has every SPLIT-th block of 16 columns, NT / 2 in all. share()
+// returns its b_trans.
 template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
 __device__ __forceinline__ void gemm_ab_step(Accumulator<MT, NT>& c, const uint32_t (&a)[MT][4],
                                              Operand<HEAD_DIM> b_trans, int b_row0) {

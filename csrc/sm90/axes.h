@@ -55,7 +55,7 @@ const char* find_problem(const Params& p, const View& like_out) {
   return find_problem<Config>(p, like_out, CallAxes(p));
 }
 
-// Returns the same for kernels that add a bias; what they need of the bias itself is not checked.
+// Like find_problem(), for kernels that add a bias. Does not check the bias itself.
 template <class Config, class Params>
 const char* find_problem_beside_bias(Params p, const View& like_out) {
   if (p.bias.data == nullptr) return "it is for calls with a bias";

@@ -72,7 +72,7 @@ struct KeyDropout : DropoutState {
   }
 };
 
-// The first keys of the parts of a step (sm90/steps.cuh), which are found once.
+// Finds the first key of each part of a step (sm90/steps.cuh) once, for all rows.
 template <class Steps>
 struct StepKeys {
   static constexpr int PARTS = Steps::PARTS == 0 ? 1 : Steps::PARTS;

@@ -1,8 +1,8 @@
 // dQ = dS @ K from the spilled dS, over the key tiles of the chunk that this block's queries see.
 //
 // Grid      x = query tile, query head of the chunk's (batch, kv head) pairs.
-// Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim. SPLIT = 2: two warps own
-//           ROWS queries, each every other 16 columns.
+// Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim. SPLIT = 2: two warps share
+//           ROWS queries, and each owns every other block of 16 columns.
 // Shared    STAGES stages of one 64-key tile of K and the dS tiles of the block's queries.
 //
 // The stored fragments are those of dS^T. Transposing their four 8x8 tiles in registers gives the A

@@ -29,8 +29,8 @@ struct DecodePairSm90Config : DecodeConfigOf<DecodePairSm90Plan<HEAD_DIM_, HEAD_
   static constexpr int OT = HEAD_DIM_V_ / 8 / Base::WARPS_N;  // equals SharedRows::OT
   using Splits = BlockPair<DecodePairSm90Config>;
   struct Smem : Base::Smem {
-    // A thread of the first block reads what the thread with the same rows of the second block
-    // stored: O, then top and sum.
+    // O, then top and sum. A thread of the second block stores them for the thread of the first
+    // block that has the same rows.
     float4 records[RECORDS][OT + 1][Base::THREADS];
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

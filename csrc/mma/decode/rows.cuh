@@ -1,5 +1,5 @@
 // Two policies for the keys of a row: one warp has all of them, or several warps share them. Both
-// provide the steps in which mma/decode/kernel.cuh differs.
+// provide the steps of mma/decode/kernel.cuh that depend on this.
 #pragma once
 
 #include "core/accumulator.cuh"

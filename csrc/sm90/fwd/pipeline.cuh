@@ -35,8 +35,8 @@ struct FwdSm90Pipeline {
     float rescale[1][2];
     VisibleKeys<BLOCK_N, Tiles::SOURCE> visible;
     typename Tiles::BiasFragment bias;
-    // Used if FINDS_MAX_LOGIT. largest: the largest score that this lane has compared. bound: every
-    // score larger than all known ones, times scale_log2, exceeds this number.
+    // Used if FINDS_MAX_LOGIT. largest: the largest score that this lane has compared. bound: a
+    // score that is larger than all known ones exceeds this number when multiplied by scale_log2.
     float largest, bound;
   };
 
@@ -168,8 +168,8 @@ struct FwdSm90Pipeline {
     fast_step(j - 1, next, f.p);
   }
 
-  // Returns the largest score of this lane's rows; NaN if a score is NaN, which the row's sum
-  // shows. NOTE: a score of infinity also makes that sum NaN, but is returned.
+  // Returns the largest score of this lane's rows, or NaN if a score is NaN: the row's sum is then
+  // NaN. NOTE: a score of infinity also makes the sum NaN. Then infinity is returned.
   __device__ __forceinline__ float largest() const {
     float x = f.largest;
 #pragma unroll
@@ -411,8 +411,8 @@ struct FwdSm90Pipeline {
   // Computes rounded P like try_operands(), and compares the scores with the largest one if a
   // rounded P may belong to a larger score. No P exceeds its row's sum, so at head_dim 64 the sums
   // are tested first: with 16384 keys on an H200, a call then takes 1.03 to 1.09 times as long as
-  // without max_logit, instead of 1.13. At head_dim 128, testing P in each step takes 1.08 times as
-  // long, which is similar, but 1.06 instead of 1.15 if all scores are nearly equal.
+  // without max_logit, instead of 1.13. At head_dim 128, P is tested in each step: a call takes about
+  // 1.08 times as long either way, but 1.06 instead of 1.15 if all scores are nearly equal.
   __device__ __forceinline__ bool try_with_max_logit(Probabilities& next, int i, float (&sum)[2],
                                                      const float (&small)[2]) {
     const auto drop = drop_in(i);

@@ -114,7 +114,7 @@ struct FwdKvcacheLoader {
          block.head_kv * params.q_axes.head_kv, block.batch * params.q_axes.batch});
   }
 
-  // Loads this lane's box of key block j, unless none of its keys exist: they have no memory.
+  // Loads this lane's box of key block j if any of its keys exist. A box without keys has no memory.
   template <int PANELS>
   __device__ __forceinline__ void load_own_box(const Work& work, int j, const CachePlace& place,
                                                const CUtensorMap& map, const AxisSteps& axes,

@@ -233,14 +233,14 @@ class FwdPairConsumer {
     for (int h = 0; h < 2; ++h) top[h] = find_top(s, -INFINITY, 0, h);
   }
 
-  // S -> P with the maxima of both blocks. Returns whether one has grown.
+  // S -> P with the maxima of both blocks. Returns whether a maximum has grown.
   __device__ __forceinline__ bool weigh(Scores& s, SoftmaxState<1>& softmax, float (&rescale)[1][2],
                                         const float (&top)[2], float scale_log2) {
     const float2 peer = take_stats();
     const float tops[2] = {fmaxf(top[0], peer.x), fmaxf(top[1], peer.y)};
     return to_probabilities<Offsets::EXACT>(s, softmax, rescale, scale_log2, [&](int, int h) {
       const float row_max = softmax.row_max[0][h], grown = fmaxf(row_max, tops[h]);
-      // NOTE: NaN is false, as in sm90/fwd/softmax.cuh.
+      // NOTE: the comparison is false for NaN, as in sm90/fwd/softmax.cuh.
       return (grown - row_max) * scale_log2 <= MAXIMUM_MARGIN ? row_max : grown;
     });
   }

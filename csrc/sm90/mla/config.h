@@ -91,7 +91,7 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
     alignas(1024) uint8_t k[TILES][PANELS * Tile::BYTES];
     alignas(1024) uint8_t q[PANELS * Tile::BYTES];
     float tops[TILES][BLOCK_ROWS];  // top of each row after each tile
-    float sums[TILES][BLOCK_ROWS];  // sum of each row over a group's first, and second, tiles
+    float sums[TILES][BLOCK_ROWS];  // [i]: sum of each row over tile i of a group's key blocks
     uint64_t k_full[TILES][PANELS], k_empty[TILES][CONSUMERS];
     uint64_t q_full, q_empty;
     typename Splits::Smem counting;

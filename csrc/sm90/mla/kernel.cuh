@@ -14,10 +14,9 @@
 //           key block is issued right after O of this one. The queries of the next work tile are
 //           loaded after the last S of this one.
 // Order     The first consumer adds P @ V of the first tile and then of the second; the second
-//           consumer adds its own tile first. Otherwise the panels of this tile, which its next S
-//           needs, would be filled again only after all of its O. Row maxima are whole numbers, so
-//           that rescaling is exact, also that of P of the first tile; for the exception see
-//           sm90/mla/weights.cuh.
+//           consumer adds its own tile first. So the panels of this tile are free, and are filled
+//           for its next S, before its O is complete. Row maxima are whole numbers (exception:
+//           sm90/mla/weights.cuh), so rescaling is exact, even of P of the first tile.
 //
 // O of 64 rows fills the registers: there is no room for both O of a group and O of a work tile. So
 // each group has one online softmax over its tiles, and splits never cut it. O of the previous
