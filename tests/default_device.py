@@ -25,7 +25,7 @@ TORCH: Final = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 class _TestsOnCpu(TorchFunctionMode):
-    """Passes the device CPU to calls of tests that name none."""
+    """Passes the CPU as the device of calls by tests, unless they name a device."""
 
     def __torch_function__(
         self,

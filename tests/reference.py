@@ -187,7 +187,7 @@ def bound_single(problem: Problem) -> dict[str, float]:
 
 
 def size_terms(problem: Problem) -> Tensor:
-    """Return for each row the largest score of its products with absolute values.
+    """Return the largest score of each row, computed from the absolute values of q and k.
 
     The error of a sum in float32 is a fraction of this score, also if the terms cancel.
     """
@@ -257,7 +257,7 @@ def compute_half(problem: Problem) -> dict[str, Tensor]:
     """Return out, dq, dk, dv of torch's SDPA with its MATH backend, in the inputs' dtype.
 
     By default that backend computes in float32 and rounds once; here each step uses the inputs'
-    dtype. It has no lse, whose gradient is computed from its scores in the same dtype.
+    dtype. The backend returns no lse: gradients of lse come from scores in the same dtype.
     """
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
     heads = q[0, 0, ..., 0].numel()

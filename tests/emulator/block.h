@@ -43,8 +43,8 @@ int cluster_rank();
 void send(int rank, uint32_t target, const void* data, int bytes, uint32_t barrier);
 
 // Barriers in shared memory that count arrivals and the bytes of boxes (ptx/mbarrier.cuh).
-// arrive_behind_copies() arrives once some copies of this thread have landed: those that it has
-// started since its last close_group() or arrive_behind_copies().
+// arrive_behind_copies() arrives once the copies have landed that this thread has started since its
+// last close_group() or arrive_behind_copies().
 void make_barrier(uint32_t address, int arrivals);
 void expect(uint32_t address, int bytes);
 void arrive(uint32_t address, int bytes);

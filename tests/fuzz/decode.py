@@ -198,7 +198,7 @@ def choose(tensors: Tensors, sequences: list[int]) -> Tensors:
 
 
 def cut_off(tensors: Tensors, queries: int) -> Tensors:
-    """Return a call of the first queries, whose last one is at the last key."""
+    """Return a call of the first queries. The last of these queries is at the last key."""
     left_out = tensors.q.shape[1] - queries
     return tensors._replace(q=tensors.q[:, :queries], seqlens=tensors.seqlens - left_out)
 

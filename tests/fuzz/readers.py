@@ -2,11 +2,11 @@
 
     python -m tests.fuzz.readers [--cases 100000] [--seed 0]
 
-Each case is a small valid file of some kind with bytes flipped, cut out, repeated or enlarged,
-renamed sections, images of other kinds and targets, or many false beginnings of GPU code; or a
-bomb: packed zeros, thousands of members, nested archives. The same seed gives the same cases. Exit
-status 1 at the first case that raises any other error, takes longer than 2 s of CPU time or more
-than 1 GB.
+Most cases are small valid files of some kind that were then damaged: bytes are flipped, cut out,
+repeated or enlarged, sections are renamed, images get other kinds and targets, or many false
+beginnings of GPU code are written. The others are bombs: packed zeros, thousands of members, nested
+archives. The same seed gives the same cases. Exit status 1 at the first case that raises any other
+error, takes longer than 2 s of CPU time or more than 1 GB.
 """
 
 from __future__ import annotations

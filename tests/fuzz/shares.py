@@ -1,7 +1,7 @@
 """Common code of the programs here that draw random problems.
 
 Processes share the cases. A finding is printed at once. A watchdog names a case that does not end,
-and ends its process and so the program.
+and ends its process. The program then ends, too.
 """
 
 from __future__ import annotations

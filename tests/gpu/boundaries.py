@@ -18,7 +18,7 @@ TOTALS: Final = (300, 260)  # queries, keys
 
 @dataclass(frozen=True)
 class Boundaries:
-    """The numbers of one call."""
+    """cu_seqlens and the longest lengths of one call."""
 
     ends_q: tuple[int, ...]
     ends_k: tuple[int, ...]
@@ -26,7 +26,7 @@ class Boundaries:
     longest_k: int = 260
 
     def given(self, device: torch.device) -> dict[str, Any]:
-        """Return the numbers as arguments of a call."""
+        """Return the fields as arguments of a call."""
         return {
             "cu_seqlens_q": torch.tensor(self.ends_q, dtype=torch.int32, device=device),
             "cu_seqlens_k": torch.tensor(self.ends_k, dtype=torch.int32, device=device),

@@ -67,7 +67,7 @@ def run_torchs_ring(mesh: DeviceMesh, whole: list[Tensor]) -> tuple[list[list[Te
 
     Args:
         mesh: All ranks.
-        whole: dout, q, k and v [batch, num_heads, seqlen, head_dim], which become a rank's part.
+        whole: dout, q, k and v of all tokens, [batch, num_heads, seqlen, head_dim].
     """
     parts = [x.clone() for x in whole]
     axes = [HEADS_FIRST] * len(parts)

@@ -63,7 +63,7 @@ def pack(
     window_size: tuple[int, int] = (-1, -1),
     **shape: Any,  # noqa: ANN401 - of random_problem
 ) -> Packed:
-    """Return random documents, causal and window aligned to the bottom right of each."""
+    """Return random documents. causal and window are aligned to the bottom right of each."""
     lengths_k = lengths_k or lengths_q
     base = random_problem(seqlen_q=sum(lengths_q), seqlen_k=sum(lengths_k), **shape)
     there: dict[str, Any] = {"dtype": torch.bool, "device": base.q.device}

@@ -83,7 +83,7 @@ def require_smaller_plans() -> None:
 
 
 def runs_on_hopper(family: str) -> bool:
-    """Tell if a family for Hopper is built in, not only PTX, and runs here."""
+    """Tell if a family for Hopper is built in and runs here. A build of PTX alone has none."""
     on_hopper = torch.cuda.get_device_capability() == (9, 0) and has_whole_shared_memory()
     return on_hopper and any(one["family"] == family for one in variants())
 
@@ -109,7 +109,7 @@ def workspace(megabytes: int) -> Iterator[None]:
 
 @contextmanager
 def no_wait_for_the_gpu() -> Iterator[None]:
-    """Make every torch call raise that would wait for the GPU, in this scope only."""
+    """In this scope, let torch raise an error instead of waiting for the GPU."""
 
     def set_mode(mode: str) -> None:
         with warnings.catch_warnings():

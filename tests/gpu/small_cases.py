@@ -6,8 +6,8 @@ WHAT is all, kernels, features, masks, cells, caches or boundaries; the second a
 several parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. The program prints each kernel
 after it ran. At the end it prints the kernels of the build that ran neither here nor in other runs
 with the same --ran FILE, because some kernels run only with less shared memory. Inputs are drawn on
-the CPU and copied, so that initcheck with `--kernel-name` sees all memory that our kernels read as
-written.
+the CPU and copied. Otherwise initcheck with `--kernel-name` would report our kernels' inputs as
+uninitialised, because it does not see the kernels that write them.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
 def run_features(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
     """Run a bias, dropout, both, and return_max_logit at every compiled size.
 
-    A bias has the dtype of q or float32, in rows that begin at multiples of 16 bytes, for which
-    Hopper has kernels. The largest score is also requested for sequences that fill large tiles.
+    A bias has the dtype of q or float32. Its rows begin at multiples of 16 bytes, as Hopper's
+    kernels require. The largest score is also requested for sequences that fill large tiles.
     """
     for dtype, head_dim, head_dim_v in sizes_of_part:
         sizes = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": torch_dtype(dtype)}

@@ -1,4 +1,4 @@
-"""Processes that are forked after a query of flash_dist for its GPUs can use the GPUs."""
+"""A process can use the GPUs even if it was forked after flash_dist had looked for GPUs."""
 
 from __future__ import annotations
 

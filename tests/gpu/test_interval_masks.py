@@ -1,4 +1,4 @@
-"""Masks as tensors: planned on the GPU, without waiting, in graphs of both kinds."""
+"""Masks as tensors: planned on the GPU, without waiting, in CUDA graphs and compiled graphs."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def packed_in_one(problem: Problem) -> Problem:
 
 
 def with_gaps(problem: Problem) -> Problem:
-    """Return views with five axes of memory that is wider on each, full of NaN around them."""
+    """Return views with five axes, cut out of tensors of NaN that are larger on each axis."""
 
     def spread(x: Tensor) -> Tensor:
         gaps = (1, 3, *range(1, x.dim() - 2), 8)

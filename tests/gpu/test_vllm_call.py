@@ -116,7 +116,7 @@ def test_max_seqlen_changes_no_bit_of_packed_keys(
 def test_a_captured_call_follows_the_numbers_on_the_gpu(any_half: torch.dtype) -> None:
     """Decoding steps as a server captures them: out, block table and lengths are written in place.
 
-    The rows that fill up a batch have one key each.
+    The rows that pad a batch have one key each.
     """
     arguments = make_call(any_half, 128, 16) | {"return_softmax_lse": False}
     batch = 3

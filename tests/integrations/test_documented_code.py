@@ -1,4 +1,4 @@
-"""Python blocks of pages that need other packages run, by the rules of tests/documented_code.py.
+"""Runs the pages' Python blocks that need other packages, as tests/documented_code.py describes.
 
 Blocks of transformers and diffusers run if these are installed, blocks of kernels if
 FLASH_DIST_TEST_HUB names a repository. The block of torchtitan never runs: tests/wheel looks up its

@@ -45,7 +45,7 @@ NOT_READ: Final = "image of kind 128 (CUDA Tile IR)"  # the report of every read
 
 @pytest.fixture(scope="module")
 def toolkit() -> str:
-    """Return the installed release, with complete links."""
+    """Complete the links of the installed nvcc, and return its release."""
     home = installed_home()
     assert home is not None, "no nvcc is installed: `nox -s newest_nvcc` installs the newest"
     complete_links(home)
@@ -54,7 +54,7 @@ def toolkit() -> str:
 
 @pytest.fixture(scope="module")
 def codes(toolkit: str) -> tuple[str, ...]:
-    """Return nvcc's targets: `sm_90`, and those with suffixes as far as a table has them."""
+    """Return nvcc's targets without a suffix, and the targets with a suffix in our table."""
     plain = run("nvcc", "--list-gpu-code").split()
     listed = {str(arch) for arch in TOOLKIT_ARCHS.get(toolkit, ()) if arch.suffix}
     return (*(one for one in plain if one.startswith("sm_")), *sorted(listed))

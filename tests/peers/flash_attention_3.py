@@ -1,6 +1,6 @@
-"""Imports of flash-attention 3's cache tests, as calls of flash_dist.compat.
+"""Functions that flash-attention 3's cache tests import, as calls of flash_dist.compat.
 
-compat has version 2's names; version 3 renames some arguments, and adds a few.
+compat has the names of version 2. Version 3 renames some arguments, and adds a few.
 """
 
 from __future__ import annotations

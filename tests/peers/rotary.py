@@ -1,6 +1,6 @@
-"""Imports of flash-attention's tests from `flash_attn.layers.rotary`, which needs Triton.
+"""Replaces `flash_attn.layers.rotary`, which flash-attention's tests import and which needs Triton.
 
-Written from its signature, as a reference for `flash_attn_with_kvcache`: rotated complex numbers.
+Written from its signature, with complex numbers, as a reference for `flash_attn_with_kvcache`.
 """
 
 from __future__ import annotations

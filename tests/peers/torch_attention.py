@@ -4,9 +4,9 @@
     python tests/peers/torch_attention.py FOLDER --device cpu --cases 2
 
 FOLDER is `test` of a checkout of torch, or has a file of it: `test_transformers.py`, with the tests
-that may use flash attention, and `test_varlen_attention.py`. It needs torch, flash_dist, pytest,
-expecttest, and a GPU unless another device is chosen: on the CPU only varlen attention uses the
-provider. The first file has some 4,000 such cases: it runs a seeded sample of each test. Failures
+that may use flash attention, and `test_varlen_attention.py`. The program needs torch, flash_dist,
+pytest, expecttest, and a GPU unless another device is chosen: on the CPU only varlen attention uses
+the provider. The first file has some 4,000 such cases; a seeded sample of each test runs. Failures
 run again without the provider, to tell failures of torch's own kernels from ours. Run it as a file,
 so that Python does not find the sources of flash_dist beside the installed package.
 """
@@ -84,7 +84,7 @@ class Sample:
 
 
 def draw(names: Sequence[str], tests: Sequence[str], options: Sample) -> list[int]:
-    """Return the cases of a sample in an order in which every prefix is a sample, too."""
+    """Return the cases of a sample, in such an order that every prefix is a sample, too."""
     groups: dict[tuple[str, bool], list[int]] = defaultdict(list)
     for place, (name, test) in enumerate(zip(names, tests, strict=True)):
         groups[test, bool(DROPOUT.search(name))].append(place)
@@ -219,7 +219,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 # From here on: runs pytest and prints the results.
 def report(results: Sequence[Result], without: Sequence[Result]) -> list[str]:
-    """Return counts by test, then a line for each failure; `without` is without the provider."""
+    """Return counts by test, then a line for each failure. `without`: results without provider."""
     lines = []
     for kind in (SERVED, PASSED_ON, OTHER):
         of_kind = [result for result in results if result.kind == kind]

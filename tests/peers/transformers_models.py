@@ -1,12 +1,12 @@
-"""Run transformers' own tests of equivalence on our name, with tiny llama, gemma3 and gpt_oss.
+"""Run transformers' own equivalence tests with our attention, on tiny llama, gemma3 and gpt_oss.
 
     python tests/peers/transformers_models.py SDIST [PYTEST ...]
 
-It needs torch, flash_dist, transformers, pytest and parameterized. SDIST is the source distribution
-of that version of transformers (`pip download --no-deps --no-binary :all:`): it has the tests that
-models share, not those of each model. `sdpa` in them is replaced by our name, and two missing
-modules are empty. Run it as a file, so that Python does not find the sources of flash_dist beside
-the installed package.
+The program needs torch, flash_dist, transformers, pytest and parameterized. SDIST is the source
+distribution of the installed version of transformers (`pip download --no-deps --no-binary :all:`).
+It has the tests that models share, but not the tests of each model. Our name replaces `sdpa` in
+these tests, and two missing modules are empty. Run it as a file, so that Python does not find the
+sources of flash_dist beside the installed package.
 """
 
 from __future__ import annotations

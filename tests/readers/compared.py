@@ -68,7 +68,7 @@ class Ours:
 
 
 def their_target(entry: FatbinEntry) -> str:
-    """Return a target in cuobjdump's form: PTX like SASS, and SASS without the suffix `f`."""
+    """Return a target in cuobjdump's form: PTX named like SASS, SASS without the suffix `f`."""
     name = str(entry.arch).replace("compute_", "sm_")
     return name.removesuffix("f") if entry.kind == "sass" else name
 

@@ -146,7 +146,7 @@ def test_an_error_that_may_pass_leaves_the_next_call_as_it_would_have_been(
             assert sentence.startswith("CUDA out of memory. ") == (
                 case[2] == "cudaErrorMemoryAllocation"
             ), case
-        else:  # restoring the device: that failure cannot be reported
+        else:  # a failure to restore the device cannot be reported
             assert case[0] == "cudaSetDevice", case
             assert first.launched == undisturbed.launched, case
 
@@ -156,7 +156,7 @@ def test_an_image_that_cannot_run_here_is_passed_over_for_the_rest_of_the_proces
     program: Path, codes: dict[str, int], undisturbed: Attempt, name: str
 ) -> None:
     # Two more kernels are loaded but not launched: dK/dV if the fused kernel replaces it, and the
-    # kernel of short sequences, which refuses these. Only the first can have clusters.
+    # kernel of short sequences, which refuses long ones. Only dK/dV can have clusters.
     standing_by = undisturbed.calls[LOADING[0]] - len(set(undisturbed.launched))
     for function in LOADING:
         counts = range(1, undisturbed.calls[function] + 1)

@@ -77,7 +77,7 @@ def rewrite(wheel: Path, folder: Path, changes: Mapping[str, bytes], name: str =
 
 
 def make_binding(lab: Lab, symbol: str) -> bytes:
-    """Compile a binding with the needs of ours, and this symbol of Python or torch."""
+    """Compile a binding that needs the same libraries as ours, and a symbol of Python or torch."""
     needed = tuple(lab.build(f"stubs/{name}", "") for name in sorted(BINDING_NEEDS))
     source = f"void* {symbol}(void*); void* flash_dist_call(void) {{ return {symbol}(0); }}"
     options = ("-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags")

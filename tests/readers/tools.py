@@ -56,7 +56,7 @@ def run(tool: str, *args: str | Path, folder: Path | None = None) -> str:
 
 
 def compile_code(output: Path, source: str | Path, *options: str) -> Path:
-    """Compile a CUDA source, a text or a file, to the form that options and suffix name."""
+    """Compile a CUDA source, given as text or file. Options and suffix choose the output's kind."""
     if isinstance(source, str):
         code = output.with_suffix(".cu")
         code.write_text(source, encoding="utf-8")

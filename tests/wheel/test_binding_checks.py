@@ -88,7 +88,7 @@ CHECKS: Final[dict[str, Callable[[Tensor], bool]]] = {
 }
 
 
-IN_PYTHON: Final = ("attention_masked", "plan_")  # operators in Python, which call the binding's
+IN_PYTHON: Final = ("attention_masked", "plan_")  # written in Python; they call the binding's
 
 
 def find_bound() -> dict[str, Any]:

@@ -127,7 +127,7 @@ CACHE_FAULTS = {
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """Copy the tests outside the source tree, whose flash_dist has no kernels."""
+    """Copy the tests out of the source tree, because its flash_dist has no kernels."""
     shutil.copytree(TESTS, tmp_path / "tests", ignore=shutil.ignore_patterns("unit", "*.pyc"))
     return tmp_path
 

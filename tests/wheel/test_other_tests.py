@@ -1,4 +1,4 @@
-"""Tests for other machines, which nothing else runs here: on GPUs, and in containers."""
+"""The tests for GPUs and for containers start here, too, where nothing else runs them."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_no_formula_runs_for_scores_or_intervals(options: dict[str, Any]) -> Non
     leaf = q.clone().requires_grad_()
     plain = entered(lambda: flash_attn_func(q, k, v, **options))
     trained = entered(lambda: flash_attn_func(leaf, k, v, **options))
-    assert "autograd_impl" not in plain + trained, trained  # torch's, for a formula
+    assert "autograd_impl" not in plain + trained, trained  # torch's, if a formula runs
     assert "forward" not in plain
     assert "forward" in trained  # from an autograd.Function
     out = flash_attn_func(leaf, k, v, **options).sum()

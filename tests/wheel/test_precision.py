@@ -1,4 +1,4 @@
-"""The choice for float32 reaches the operators: of calls, gradients, graphs and programs."""
+"""The choice for float32 reaches the operators in calls, gradients, graphs and programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of benchmarks/ and examples/ that cannot run here: a sentence, at once."""
+"""Programs of benchmarks/ and examples/ that cannot run here end at once, with a sentence."""
 
 from __future__ import annotations
 

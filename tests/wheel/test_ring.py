@@ -172,7 +172,7 @@ def test_what_is_chosen_for_float32_goes_for_the_keys_of_all_ranks(run: Run) -> 
 
 
 def attend_across() -> None:
-    """Give each rank another number of queries, and one key, which does not get all the weight."""
+    """Give each rank another number of queries, and one key: it must not get all the weight."""
     q, k, v, dout, _ = draw()
     k, v = k[:, : dist.get_world_size()], v[:, : dist.get_world_size()]
     whole = [x.clone().requires_grad_() for x in (q, k, v)]

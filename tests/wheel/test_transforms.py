@@ -163,7 +163,7 @@ NOT_PACKED = None, None, 0, 0
 
 
 def operator_calls(x: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return calls of the operators themselves, which the public functions call elsewhere."""
+    """Return direct calls of the operators, which programs usually call by public functions."""
     ops = torch.ops.flash_dist
     no = False
     mask = None, DOCUMENTS.handle, 1, 1, no, 0.3

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def copy_repository(made: Path, folder: Path) -> Path:
-    """Copy a repository to `folder`; for a torch of the CPU, rename its variant to that backend.
+    """Copy a repository to `folder`; for a torch without CUDA, rename its variant to a CPU variant.
 
     Hugging Face's loader looks only for the backend of torch.
     """

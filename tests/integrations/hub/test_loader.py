@@ -18,7 +18,7 @@ from tests.integrations.hub.repository import copy_repository
 
 kernels = pytest.importorskip("kernels")
 
-# Loads the kernel from the Hub and the package in the given order, and compares both.
+# Loads the package, and the kernel from the Hub, in the given order, and compares both.
 PROGRAM = """
 import sys
 from importlib import import_module

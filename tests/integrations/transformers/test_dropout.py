@@ -1,4 +1,4 @@
-"""A model in train() has the outputs and gradients of eager attention that drops the same."""
+"""A model in train() equals eager attention with the same dropped weights: outputs, gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drop(weights: Tensor, p: float, training: bool, *_: Any) -> Tensor:  # noqa:
 
 
 def train(name: str, implementation: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the states of tokens that are no padding, and gradients, of one step."""
+    """Return the states of all tokens except padding, and the gradients, of one step."""
     chances: dict[str, Any] = {"attention_probs_dropout_prob": P, "hidden_dropout_prob": 0.0}
     model = ENCODERS[name].make(implementation, **chances).train()
     torch.manual_seed(3)

@@ -66,7 +66,7 @@ class Run(NamedTuple):
 
 
 def run(model: Any, keep: Tensor | None = None, **inputs: Any) -> Run:  # noqa: ANN401
-    """Return the first output of a model at the tokens, and gradients of its sum."""
+    """Return a model's first output, where `keep` is set, and the gradients of a weighted mean."""
     out = model(**inputs)[0]
     out = out if keep is None else out[keep.bool()]
     weights = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape)

@@ -1,4 +1,4 @@
-"""Masks of a caller: the numbers that mask, as in eager attention and sdpa, and empty rows."""
+"""Masks that a caller makes: their numbers mask as in eager attention and sdpa; empty rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our signatures beside those that other packages published, kept as data: signatures.json."""
+"""Our signatures, compared with those that other packages published, in signatures.json."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RENAMED: Final = {  # names in torch's varlen_attn
 
 @dataclass(frozen=True)
 class Signature:
-    """Names with their defaults as text, None where there is none."""
+    """Names, each with the text of its default, or None if it has no default."""
 
     positional: tuple[tuple[str, str | None], ...]
     named: tuple[tuple[str, str | None], ...]  # keyword-only

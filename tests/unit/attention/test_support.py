@@ -26,7 +26,7 @@ def forget() -> Iterator[None]:
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ask:
-    """Return a query of a build without kernels, on a GPU of the test's capability."""
+    """Return a function that requires kernels of a build that has none for the test's GPU."""
     refused = [{"chosen": None, "refused": [{"symbol": "fwd", "reason": "too new"}]}]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: request.param)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU")

@@ -1,4 +1,4 @@
-"""The texts of the figure: inside of it, without overlaps, and only for what varies."""
+"""The texts of the figure: inside of it, without overlaps, and about settings that vary."""
 
 from __future__ import annotations
 

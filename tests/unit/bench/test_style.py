@@ -1,4 +1,4 @@
-"""The look of figures, and the figures of the pages beside the results that they are drawn from."""
+"""The look of figures. The figures of the pages agree with the results that they show."""
 
 from __future__ import annotations
 

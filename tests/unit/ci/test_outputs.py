@@ -133,7 +133,7 @@ def test_the_means_of_the_readme_are_those_of_the_results(start: str, peer: str)
     found = [collect_ratios(load("paper"), peer, one) for one in ("forward", "backward")]
     means = [f"{geometric_mean(x):.2f} ({min(x):.2f} to {max(x):.2f})" for x in found]
     if in_deterministic_mode(peer):
-        means[0] = ""  # the mode is for backwards
+        means[0] = ""  # the mode changes only backwards
     assert cells == means
 
 

@@ -1,4 +1,4 @@
-"""The tables of speed: those of the pages follow from the results."""
+"""The tables of speed in the pages follow from the results."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def draw(shape: Shape, taken: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a bias of the axes that are taken; some of its numbers mask.
+    """Return a random bias, full on the axes that are `taken`; some of its numbers mask a key.
 
     Rows begin at multiples of 16 bytes, with NaN between them.
     """

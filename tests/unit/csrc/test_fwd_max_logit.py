@@ -18,8 +18,8 @@ Tensor = torch.Tensor
 pytestmark = pytest.mark.slow  # the first test compiles: 50 s
 
 LARGE: Final = (384, 1000)  # queries and keys: tiles of 192 or 128 queries, 8 steps and more
-SMALL: Final = (100, 310)  # tiles of 64 queries, the last keys by themselves
-RISING: Final = torch.linspace(2.0, 0.01, LARGE[1])[None, :, None, None]  # from key to key
+SMALL: Final = (100, 310)  # tiles of 64 queries, and a separate step for the last keys
+RISING: Final = torch.linspace(2.0, 0.01, LARGE[1])[None, :, None, None]  # from the last key on
 CHANGES: Final[dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]] = {
     "random": lambda q, k: (q, k),
     "rising": lambda q, k: (q.abs(), k.abs() * RISING),

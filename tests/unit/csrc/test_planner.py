@@ -148,7 +148,7 @@ class Resting:
         self.owners: dict[tuple[int, int], object] = {}
 
     def put(self, begin: int, end: int, owner: object) -> None:
-        """Write a sum; it overwrites what it overlaps."""
+        """Write a sum. It overwrites every sum that it overlaps."""
         clear = {at: what for at, what in self.owners.items() if at[1] <= begin or end <= at[0]}
         self.owners = {**clear, (begin, end): owner}
 

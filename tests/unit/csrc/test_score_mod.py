@@ -1,4 +1,4 @@
-"""Score modification in Hopper's kernels, each lane of a warp, against double precision.
+"""The score modification of Hopper's kernels, run for each lane, compared with double precision.
 
 This machine's C++ compiler compiles csrc/sm90/score_mod.cuh, with headers of HEADERS in place of
 those that need a GPU: for the lane's number, approximations and shared memory.

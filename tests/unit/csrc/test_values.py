@@ -1,4 +1,4 @@
-"""The values of axes in C++: the compiled size for a call, and the built words nearest to it."""
+"""The values of axes in C++: the compiled size for a call, and the nearest words that are built."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ int main() {
 
 
 def test_the_words_that_differ_least_come_first(tmp_path: Path) -> None:
-    """A call whose combination of words no kernel has gets a list of the built combinations."""
+    """No kernel has the call's combination of words: the result lists the combinations built."""
     (tmp_path / "product.h").write_text("#define KERNEL_NAMESPACE example\n")
     axes = "constexpr int WORD_AXES = 2, KEY_AXES = 3;"
     (tmp_path / "roles.h").write_text(f"namespace example {{ {axes} }}\n")

@@ -1,4 +1,4 @@
-"""Reads the kernels of a file, as the commands do for some of its images."""
+"""Reads the kernels of a file, or of some of its images, as the commands do."""
 
 from __future__ import annotations
 

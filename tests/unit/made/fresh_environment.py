@@ -1,8 +1,9 @@
 """Loads a module as in a fresh environment with only some dependency groups installed.
 
-`python -m tests.unit.made.fresh_environment GROUP,GROUP MODULE [ARGUMENT ...]`: it hides every
-distribution that is not locked for the groups. It stubs locked ones that are missing here, so that
-a small environment gives the results of a full one. With arguments it runs the module.
+`python -m tests.unit.made.fresh_environment GROUP,GROUP MODULE [ARGUMENT ...]` hides every
+distribution that is not locked for the groups. It replaces locked distributions that are missing
+here by stubs, so that a small environment gives the results of a full one. With arguments it runs
+the module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Projects that a toolkit installed by itself could build: files, and their table."""
+"""Projects that the toolkit could build without flash_dist: their files, and their table."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def make_machine(
     driver: str = "580.65.06",
     hidden: tuple[tuple[str, str, str], ...] = (),
 ) -> Environment:
-    """Return a sound machine; its GPUs in the order of CUDA, those hidden from CUDA first."""
+    """Return a sound machine. CUDA sees `gpus`, in order; NVML also lists `hidden`, all by bus."""
     machine = make_environment(archs, driver=driver)
     shown = tuple(
         Gpu(index, name, Device.parse(device), 24 << 30, 82, pci=pci)

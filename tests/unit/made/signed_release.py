@@ -1,4 +1,4 @@
-"""A small release, signed by keys that are made here; and what a forger could make of one."""
+"""A small release, signed by keys that are made here; and forgeries of such a release."""
 
 from __future__ import annotations
 

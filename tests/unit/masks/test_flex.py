@@ -111,7 +111,7 @@ def test_mask_mod_is_asked_in_strips_and_only_where_blocks_are_partial() -> None
 class Recording:
     """A mask_mod that wraps another one and records the number and place of evaluated pairs.
 
-    Under vmap it sees one pair; the operations below see all that are evaluated together.
+    Under vmap the mask_mod is called for one pair; `Largest` counts all pairs of that call.
     """
 
     def __init__(self, mod: MaskMod) -> None:

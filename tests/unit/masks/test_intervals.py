@@ -31,7 +31,7 @@ SETTINGS = settings(
 def draw(
     seed: int, shape: tuple[int, int, int], seqlen_k: int, *, sorted_rows: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return lo and hi, some beyond the keys; sorted rows are those of windows and documents."""
+    """Return lo and hi, some beyond the keys. Rows are sorted in windows and documents."""
     generator = torch.Generator("cpu").manual_seed(seed)
     low, high = (
         torch.randint(-9, seqlen_k + 10, shape, generator=generator, device="cpu") for _ in "ab"

@@ -73,7 +73,7 @@ def test_intervals_are_those_of_each_sequence(*, causal: bool) -> None:
         want[:, :, top:bottom, left:right] = seen
     assert torch.equal(mask.visible(), want)
     assert mask.is_packed
-    assert not mask.causal  # causality of parts differs from that of the pack
+    assert not mask.causal  # causal in each part is not causal in the pack
     assert mask.is_within(numbers(Q), numbers(K))
     assert not mask.is_within(numbers([0, 0, 60, 200, 230]), numbers(K))
 

@@ -165,7 +165,7 @@ def test_a_case_is_as_long_as_its_longest_sequence() -> None:
 
 
 def run_tests(folder: Path, package: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests in a folder with a package of the name, as the program's user does."""
+    """Run the tests in a folder with a stub of flash_dist, as the program's user does."""
     site = folder / "site" / "flash_dist" / "compat"
     site.mkdir(parents=True)
     (site / "flash_attn.py").write_text(package)

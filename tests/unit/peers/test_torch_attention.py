@@ -87,7 +87,7 @@ def write_packages(site: Path) -> None:
 
 
 def run_tests(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests in a folder with packages of the names, as the program's user does."""
+    """Run the tests in a folder with stubs of both packages, as the program's user does."""
     (folder / "test_varlen_attention.py").write_text(TESTS)
     write_packages(folder / "site")
     program = str(ROOT / torch_attention.__file__)

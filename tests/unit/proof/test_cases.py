@@ -1,4 +1,4 @@
-"""Cases of the selftest, beside what the kernels serve."""
+"""Cases of the selftest have the sizes that the kernels serve."""
 
 from __future__ import annotations
 

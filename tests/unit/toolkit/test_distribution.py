@@ -15,7 +15,7 @@ else:
     import tomli as tomllib
 
 DATA = tomllib.loads(GROUPS.read_text(encoding="utf-8"))
-TEMPLATE = "make/template/"  # modules of the template are those of another package
+TEMPLATE = "make/template/"  # its modules belong to another package
 
 
 def list_files() -> list[str]:

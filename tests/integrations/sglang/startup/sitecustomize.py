@@ -1,4 +1,4 @@
-"""Let the processes of SGLang import torchvision, which PyPI has for torch of CUDA only."""
+"""Let SGLang's processes import a stub of torchvision: PyPI has torchvision only for CUDA torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other packages, which tests replace by recording ones."""
+"""Other packages, replaced by stubs that record their calls."""
 
 from __future__ import annotations
 

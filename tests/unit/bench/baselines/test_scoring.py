@@ -1,4 +1,4 @@
-"""Soft caps, ALiBi, sinks, biases and dropout, as each baseline is told them."""
+"""Soft caps, ALiBi, sinks, biases and dropout, as arguments of each baseline."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def stores_ds(one: Recorded) -> bool:
 
 
 def splits_a_cache(one: Recorded) -> bool:
-    """Tell if the keys of caches have splits for two blocks on each multiprocessor."""
+    """Tell if the keys of caches have more splits than the GPU has multiprocessors."""
     return any(entry.get("shares", 0) > H200.sm_count for entry in one.plans)
 
 

@@ -1,6 +1,6 @@
 """The backend choice of torch's varlen_attn, by torch's own code, with our rule before it.
 
-The code is that of torch 2.14 and 2.15, and that of the installed torch. A GPU is described by its
+The code is from torch 2.14, from torch 2.15 and from the installed torch. A GPU is described by its
 compute capability and cuDNN's version; its tensors have no memory.
 """
 

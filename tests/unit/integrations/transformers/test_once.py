@@ -21,7 +21,7 @@ def test_the_longest_sequence_may_be_given_as_any_whole_number(given: int | None
 
 
 class LlamaAttention(torch.nn.Module):
-    """A layer of this name."""
+    """A layer with the name of one of transformers' layers."""
 
 
 TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]], dtype=torch.bool)

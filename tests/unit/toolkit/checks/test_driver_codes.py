@@ -42,7 +42,7 @@ CAUSES: Final = {
 
 
 class FailingDriver:
-    """A libcuda whose `cuInit` fails; all calls fail with code 34, that of the toolkit's stub."""
+    """A libcuda whose `cuInit` fails. With code 34 all calls fail, as in the toolkit's stub."""
 
     def __init__(self, code: int) -> None:
         self.code = code

@@ -1,4 +1,4 @@
-"""If a cubin and the header of its entry have different targets, that of the cubin counts."""
+"""If a cubin and the header of its entry have different targets, the cubin's target counts."""
 
 from __future__ import annotations
 

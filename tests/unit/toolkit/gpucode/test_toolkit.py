@@ -72,7 +72,7 @@ def hows(path: Path, images: bytes, driver: str, *devices: str) -> list[str]:
 
 
 def test_code_of_cuda_13_is_for_its_drivers_on_every_gpu(tmp_path: Path) -> None:
-    """The headers of 10.0 and 12.0 do not tell the toolkit; that of 9.0 does."""
+    """The headers of 10.0 and 12.0 do not tell the toolkit; the header of 9.0 does."""
     image = cubin(Kernel("k", cuda=130))
     images = container(*[entry(SASS, number, image, isa=(1, 8)) for number in (90, 100, 120)])
     gpus = ("9.0", "10.0", "12.0")

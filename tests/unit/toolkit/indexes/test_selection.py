@@ -75,7 +75,7 @@ def test_arm_machines_get_machine_code_of_their_set(gpu: str) -> None:
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_no_other_set_serves_a_pair_of_gpus_better(machine: str) -> None:
-    """Compare by the GPUs served, those with SASS, those with native code, then by size."""
+    """Compare by the number of GPUs served, then with SASS, then with native code; then by size."""
     candidates = candidates_of(published_sets(), machine)
     able = [*(device for device in KNOWN_DEVICES if device >= FLOOR), Device(13, 0)]
     for pair in (*combinations(able, 1), *combinations(able, 2)):

@@ -218,7 +218,7 @@ def test_every_session_installs_what_its_modules_import(
     ]
     assert not failed, "\n".join(
         failed
-    )  # noxfile.py, flash_dist/toolkit/make/release/channels.py: the groups lack it
+    )  # fix: add the group in noxfile.py or flash_dist/toolkit/make/release/channels.py
 
 
 def load(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
