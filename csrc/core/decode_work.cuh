@@ -82,8 +82,8 @@ struct RowTile {
 };
 
 // The key blocks [first, end) of a row tile. Without tiles_differ, every row tile has the key
-// blocks that any query of the sequence sees: a key block that no row of a tile sees changes no
-// bit.
+// blocks that any query of the sequence sees. The bits are the same: key blocks that no row of a
+// tile sees add nothing.
 struct DecodeExtent {
   int q0, seqlen_q;                // queries of the batch entry
   int tiles;                       // tiles of the batch entry; 0: nothing to compute

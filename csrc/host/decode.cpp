@@ -226,8 +226,8 @@ class Decode {
          tiles(), "\n\nhint: pass fewer queries in a call, which gives the same bits");
   }
 
-  // Chooses the number of partials: as many as full caches need, or as the budget holds. The
-  // partials that keep O of a work tile are needed whatever the budget is.
+  // Chooses the number of partials: as many as full caches need, but no more than the budget holds.
+  // The partials that keep O of a work tile are needed whatever the budget is.
   void place(int64_t key_blocks, int64_t budget) {
     const int64_t partial = int64_t{p_.partial_rows} * (p_.columns * 4 + 8);
     const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / partial;

@@ -169,8 +169,8 @@ __device__ __forceinline__ void begin_softcap(Accumulator<1, NT>& x, const Score
   replace_scores(x, p.inside, [&](float score) { return score * p.near.factor(score); }, tanh_far);
 }
 
-// Computes P^T and P^T * (1 - tanh^2), from which dS^T is made, both times 2^SHIFT. x: scores with
-// keys along the rows, after begin_softcap(). keep(k, weight, product) receives both for 16
+// Computes P^T, and P^T * (1 - tanh^2) for dS^T; multiplies both by 2^SHIFT. x: scores with keys
+// along the rows, after begin_softcap(). keep(k, weight, product) receives both results for 16
 // queries, once their scores are no longer needed. lse: address of the first query's lse, in base
 // 2.
 template <int SHIFT, int NT, class Keep>

@@ -80,7 +80,7 @@ struct DkdvStep {
         a_v(Operand<Config::HEAD_DIM_V>::a(tiles.v + warp.row0 * Config::HEAD_DIM_V * 2)) {}
 
   // S^T = K @ Q.T                                        [ROWS, QUERIES] per warp
-  // P^T = exp2(S^T * scale - lse), with dropout, dropped weights are negative
+  // P^T = exp2(S^T * scale - lse); with dropout, dropped weights are negative
   template <ScoreMod SCORE_MOD>
   __device__ __forceinline__ void probabilities(Scores& pt, int sub, float scale_log2) const {
     constexpr int UNROLL = SCORE_MOD == ScoreMod::YES ? 2 : Config::UNROLL_S;

@@ -351,7 +351,7 @@ class PairConsumer : LatentConsumerBase<Config> {
     if (lane() == 0) mbarrier_expect(full, Config::WARP_SLOT_BYTES);
   }
 
-  float sum_second_[2];  // sum over second tiles; part_.sum is that over first tiles
+  float sum_second_[2];  // sum over second tiles; part_.sum: over first tiles
 };
 
 template <class Config>
