@@ -161,7 +161,7 @@ def _run(block: Block, tree: ast.Module) -> None:
 
 
 def _check_names(block: Block, tree: ast.Module) -> None:
-    """Run the imports from flash_dist, and look up the attributes used of the imported names."""
+    """Run the imports from flash_dist, and look up the attributes that a block uses of them."""
     compile(tree, block.page, "exec")
     ours: dict[str, Any] = {}
     for node in ast.walk(tree):

@@ -125,7 +125,7 @@ def _block_causal(sizes: Sizes) -> Shown:
 
 
 def _sixteen_blocks(sizes: Sizes) -> Shown:
-    """Return the mask of a policy: equal blocks, which see themselves and earlier blocks."""
+    """Return a block-causal mask: each of sixteen equal blocks sees itself and earlier blocks."""
     q_ids = (torch.arange(sizes.seqlen_q, device=HOST) * 16 // sizes.seqlen_q).int()
     k_ids = (torch.arange(sizes.seqlen_k, device=HOST) * 16 // sizes.seqlen_k).int()
     visible = (k_ids[None, :] <= q_ids[:, None])[None, None]

@@ -1,4 +1,4 @@
-"""Compares torch's context parallelism on these kernels with its own and with ring_attention.
+"""Compares torch's context parallelism on our kernels, the same on torch's, and ring_attention.
 
     python tests/gpu/context_parallel.py [SEQLEN ...]
 

@@ -1,10 +1,10 @@
-"""Captures a layer with torch.cuda.make_graphed_callables, as a program: a failed capture persists.
+"""Captures a layer with torch.cuda.make_graphed_callables, as a program.
 
     python tests/gpu/graphed.py [ours|packed|masked|torch] [alone|alive]
 
 `alive`: an autograd graph of the same parameters, made on the default stream, still exists. Trains
 a step with the captured layer, compares its gradients with those of the layer itself, and prints
-`same`, or the error.
+`same`, or the error. A failed capture lasts until the process ends.
 """
 
 from __future__ import annotations

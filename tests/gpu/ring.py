@@ -2,9 +2,9 @@
 
     python tests/gpu/ring.py GPUS [SEQLEN]
 
-Prints one line of JSON. For each dtype and mask, it has the largest error of each tensor over its
-largest value, for the ring and for one GPU, and how many of five runs on any rank have other bits
-than the first. benchmarks/ring.py has times. Exit status 1 if a rank failed.
+Prints one line of JSON. For each dtype and mask, the line has the largest error of each tensor
+relative to its largest value, for the ring and for one GPU, and how many of five runs on any rank
+have other bits than the first run. benchmarks/ring.py has times. Exit status 1 if a rank failed.
 """
 
 from __future__ import annotations

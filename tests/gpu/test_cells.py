@@ -1,4 +1,4 @@
-"""Long sequences split into query x key chunks: bits as without a split, memory in the budget."""
+"""Long sequences split into query x key chunks: the same bits, and memory within the budget."""
 
 from __future__ import annotations
 

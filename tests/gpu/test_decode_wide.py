@@ -144,7 +144,7 @@ def check_chunks(problem: Problem, dtype: torch.dtype, ends: Iterable[int]) -> N
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_chunks_of_a_prefill_have_the_bits_of_the_prefill(head_dim: int, half: torch.dtype) -> None:
-    """Chunks of up to 16 rows, of up to 64 and of more run on three kernels."""
+    """Chunks of up to 16 rows, of up to 64 rows and of more rows run on different kernels."""
     problem = Problem((1900,), 1904, 300, 1, 1, head_dim, causal=True)
     check_chunks(problem, half, (16, 80, 300))
 

@@ -1,4 +1,4 @@
-"""return_max_logit: exact for integers, near float64 for others; bits of out; the kernels."""
+"""return_max_logit: exact for integer scores, else near float64; bits of out; kernels that run."""
 
 from __future__ import annotations
 

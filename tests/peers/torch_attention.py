@@ -219,7 +219,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 # From here on: runs pytest and prints the results.
 def report(results: Sequence[Result], without: Sequence[Result]) -> list[str]:
-    """Return counts by test, then a line for each failure. `without`: results without provider."""
+    """Return counts by test, then each failure in a line. `without`: results without provider."""
     lines = []
     for kind in (SERVED, PASSED_ON, OTHER):
         of_kind = [result for result in results if result.kind == kind]

@@ -475,7 +475,7 @@ def test_causal_sequences_of_grouped_heads_begin_with_the_first_keys(
     ("heads", "budget", "backward"),
     [
         (4, 1 << 30, {"bwd_dkdv_sm90", "bwd_dq_gemm_sm90"}),
-        (4, 200 << 20, {"bwd_fused_sm90"}),  # half of this cannot hold dS
+        (4, 200 << 20, {"bwd_fused_sm90"}),  # half of this budget cannot hold dS
         (16, 1 << 30, {"bwd_fused_sm90"}),
     ],
     ids=["one round", "without the memory", "more rounds"],

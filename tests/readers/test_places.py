@@ -30,7 +30,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outputs_of(source: str, generated: Path, folder: Path, headers: Path = SOURCES) -> list[str]:
-    """Return the output lines of a program, with headers of csrc/ that come before the others."""
+    """Return the output lines of a program. `headers` is the first folder of its include path."""
     program = folder / "program"
     flags = ["-std=c++17", "-O1", "-cudart=none", "-Xcompiler=-w,-fno-access-control"]
     run("nvcc", *flags, "-I", headers, *include(generated), HERE / source, "-o", program)

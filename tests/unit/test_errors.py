@@ -1,4 +1,4 @@
-"""The base error: its general name in the toolkit, and its public name here."""
+"""The base error: its general name in the toolkit, and its public name in flash_dist."""
 
 from __future__ import annotations
 

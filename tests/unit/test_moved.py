@@ -1,4 +1,4 @@
-"""Importing a module from its old place names the new one."""
+"""Importing a module from its old place raises an error that names the new place."""
 
 from __future__ import annotations
 

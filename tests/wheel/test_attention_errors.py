@@ -1,4 +1,4 @@
-"""Invalid calls are refused in words by every function."""
+"""Every function refuses invalid calls with a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autocast casts calls on a cache like the inputs of every other function."""
+"""Autocast casts the inputs of calls on a cache, as for every other function."""
 
 from __future__ import annotations
 

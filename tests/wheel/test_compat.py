@@ -1,4 +1,4 @@
-"""A program written for flash_attn, with another import, on the CPU."""
+"""A program written for flash_attn runs on the CPU after a change of its import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families for one target only: reports of an installed wheel and its readers."""
+"""Families for one target only, as an installed wheel and its readers report them."""
 
 from __future__ import annotations
 

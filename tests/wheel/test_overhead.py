@@ -1,4 +1,4 @@
-"""Python overhead of a call before its operator: small, with all checks."""
+"""The Python overhead of a call before its operator is small, including all checks."""
 
 from __future__ import annotations
 

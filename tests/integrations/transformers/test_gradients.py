@@ -19,7 +19,7 @@ PADDINGS = {"padded": LEFT, "whole": torch.ones_like(LEFT)}
 
 
 def step(name: str, implementation: str, padding: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return logits and gradients of a token after a prompt, of a model in eval mode."""
+    """Return a model's logits and gradients in eval mode, for a token after a prompt."""
     model = DECODERS[name].make(implementation)
     past = model(IDS[:, :-1], attention_mask=padding[:, :-1], use_cache=True).past_key_values
     out = model(IDS[:, -1:], attention_mask=padding, past_key_values=past).logits

@@ -1,4 +1,4 @@
-"""Support of a GPU by a build: results for calls on GPUs that are not here."""
+"""The check that a build supports a GPU: results for calls on GPUs that are not here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring on the CPU, with eager attention in our place."""
+"""Measuring on the CPU, with eager attention in place of our kernels."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_wrong_command_line_is_one_sentence_and_status_2(
 
 
 def _visible(mask: str, seqlen_q: int, seqlen_k: int) -> list[tuple[int, int]]:
-    """Return the first and end visible key of every query, by trying each key."""
+    """Return the first visible key of every query, and the end, by trying each key."""
     kind, _, argument = mask.partition(":")
     rows = []
     for i in range(seqlen_q):

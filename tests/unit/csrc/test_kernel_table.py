@@ -149,7 +149,7 @@ def test_no_target_carries_a_plan_that_none_of_its_devices_would_take(target: Ar
     rooms = {device.smem_optin for device in KNOWN_DEVICES if judge(target, device)}
     for variant in variants_of(target):
         if variant.family.refuses or variant.row.kept_for == target.number:
-            continue  # the largest plan refuses some calls, or the table explains it
+            continue  # a larger plan may refuse calls; the table explains kept_for
         same = [
             TABLE.smem_plans[v.row.plan]
             for v in variants_of(target)

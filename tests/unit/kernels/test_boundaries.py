@@ -1,4 +1,4 @@
-"""Valid cu_seqlens, and the variable that makes calls on a GPU check them."""
+"""Valid cu_seqlens, and the environment variable that makes calls on a GPU check them."""
 
 from __future__ import annotations
 

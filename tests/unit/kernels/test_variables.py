@@ -1,4 +1,4 @@
-"""Testing for a variable raises none of the exceptions inside os.environ."""
+"""Testing for an environment variable without the exceptions that os.environ raises inside."""
 
 from __future__ import annotations
 

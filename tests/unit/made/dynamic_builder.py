@@ -1,4 +1,4 @@
-"""Makes shared libraries with the tables of the dynamic linker and no code, by struct."""
+"""Makes shared libraries byte by byte: the tables of the dynamic linker, and no code."""
 
 from __future__ import annotations
 

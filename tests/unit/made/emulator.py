@@ -86,7 +86,7 @@ class _Call(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Gpu:
-    """Properties that distribute the work, without effect on bits."""
+    """Properties of a GPU that decide how work is distributed, but not the bits."""
 
     sm_count: int = 3
     plan: int = 163

@@ -1,4 +1,4 @@
-"""Values that no valid file has, and every place to put one."""
+"""Values that no valid file has, and every place in a file for such a value."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class ToldHostClock(Told, HostClock):
 
 
 def tell(monkeypatch: pytest.MonkeyPatch, clock: Told, milliseconds: float) -> None:
-    """Count the measured runs, with this duration of each attention."""
+    """Set the duration of each attention, and count the measured runs."""
     clock.milliseconds = milliseconds
     for name in ("make_run", "make_copy"):
         monkeypatch.setattr(passes, name, clock.counted(getattr(passes, name)))

@@ -1,4 +1,4 @@
-"""Masks that are made and planned under torch.compile, which compiles no part of this work."""
+"""Masks that are made and planned under torch.compile: no part of this work is compiled."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_every_other_file_is_data_of_it() -> None:
 
 
 def is_matched(name: str, pattern: str) -> bool:
-    """Tell if setuptools packs a file: `**` is any number of folders, and `*` no hidden name."""
+    """Tell if setuptools packs a file: `**` matches any number of folders, `*` no hidden name."""
     parts = pattern.split("/")
     return _match(name.split("/"), parts)
 

@@ -1,4 +1,4 @@
-"""Inputs of the rules, libraries and machines, and the answers of both sides."""
+"""Libraries and machines as inputs of the rules, and the answers of doctor and of the rules."""
 
 from __future__ import annotations
 

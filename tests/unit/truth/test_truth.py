@@ -63,7 +63,7 @@ def compare(
 
 
 def pick_cells(one: Library) -> Iterable[tuple[int, str]]:
-    """Return a third of the drivers, each with other variables, for each library."""
+    """Return a third of the drivers for a library, each with other variables."""
     names = tuple(VARIABLES)
     first = LIBRARIES.index(one)
     drivers = DRIVERS[first % 3 :: 3]

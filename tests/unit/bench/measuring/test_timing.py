@@ -1,4 +1,4 @@
-"""Loops in rounds, on a clock whose time the tests make."""
+"""Timing loops in rounds, on a clock that the tests control."""
 
 from __future__ import annotations
 

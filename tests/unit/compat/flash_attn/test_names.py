@@ -1,4 +1,4 @@
-"""Names of flash_dist.compat.flash_attn, and errors for the rest; nothing here is compiled."""
+"""Names of flash_dist.compat.flash_attn, and errors for other names; nothing is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend choice of torch's varlen_attn, by torch's own code, with our rule before it.
+"""The backend choice of torch's varlen_attn: torch's own code, after our rule.
 
 The code is from torch 2.14, from torch 2.15 and from the installed torch. A GPU is described by its
 compute capability and cuDNN's version; its tensors have no memory.

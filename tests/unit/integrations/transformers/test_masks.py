@@ -1,4 +1,4 @@
-"""Masks for layers show the pairs of a transformers mask function."""
+"""A layer's mask shows the same pairs as the mask function of transformers."""
 
 from __future__ import annotations
 

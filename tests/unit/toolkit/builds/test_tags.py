@@ -1,4 +1,4 @@
-"""Pythons that can install a wheel: by the logic of packaging, as in pip, and of uv."""
+"""Pythons that can install a wheel, by the rules of packaging (as in pip) and of uv."""
 
 from __future__ import annotations
 

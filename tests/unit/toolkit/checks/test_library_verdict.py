@@ -1,4 +1,4 @@
-"""Libraries of any project on GPUs: the image of each container that the driver takes."""
+"""Libraries of any project on GPUs: the image that the driver takes from each container."""
 
 from __future__ import annotations
 

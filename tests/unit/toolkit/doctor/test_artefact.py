@@ -1,4 +1,4 @@
-"""Doctor on addresses: of a wheel, and of an index page, whose best wheel doctor judges."""
+"""Doctor on the address of a wheel, and of an index page: doctor judges the page's best wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages of other channels: conda's by name and folder, and the parts of a new channel."""
+"""Packages of channels besides PyPI: conda packages by name and folder, and a new channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each reason for which a library does not load, planted, and similar sound cases."""
+"""Planted libraries: one for each reason not to load, and sound ones that look similar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A separate process asks the driver: processes forked later have CUDA."""
+"""A separate process asks the driver, so that processes forked later can use CUDA."""
 
 from __future__ import annotations
 

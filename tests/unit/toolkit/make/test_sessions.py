@@ -1,4 +1,4 @@
-"""Every session installs the imports of its modules: a fresh environment has no extras."""
+"""Every session installs all packages that its modules import: a fresh environment has none."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(name: str, posargs: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Run a session of the noxfile, without its use of compiler, engine or GPU."""
+    """Run a session of the noxfile, without a compiler, a container engine or a GPU."""
     module, sessions = load_noxfile(monkeypatch)
     found = [SimpleNamespace(toolkit="13.0", is_own=False)]
     played: dict[str, Callable[..., Any]] = {

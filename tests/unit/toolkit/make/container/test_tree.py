@@ -1,4 +1,4 @@
-"""A build elsewhere gets the project, without files of builds or users beside it."""
+"""A build in a container gets the project, without files that builds or users left there."""
 
 from __future__ import annotations
 

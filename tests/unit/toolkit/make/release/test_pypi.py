@@ -1,4 +1,4 @@
-"""Wheels under the plain version: their content, and what is refused beside them."""
+"""Wheels under the plain version: their content. Other files beside them are refused."""
 
 from __future__ import annotations
 

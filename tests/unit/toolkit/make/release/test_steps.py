@@ -1,4 +1,4 @@
-"""A release that is killed in the middle of a write goes on later, and gives the same bytes."""
+"""A release that was killed in the middle of a write resumes later, and gives the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The separate wheel of the toolkit: its version, and that it was built from these sources."""
+"""The separate wheel of the toolkit: its version, and the check that its sources are these."""
 
 from __future__ import annotations
 

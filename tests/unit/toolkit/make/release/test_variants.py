@@ -1,4 +1,4 @@
-"""Variant wheels: what uv's preview installs for a GPU."""
+"""Variant wheels: the wheel that uv's preview installs for a GPU."""
 
 from __future__ import annotations
 

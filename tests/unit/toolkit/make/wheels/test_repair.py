@@ -1,4 +1,4 @@
-"""Arguments of auditwheel, and the CPU that it runs as."""
+"""Arguments of auditwheel, and the CPU for which it repairs a wheel."""
 
 from __future__ import annotations
 
