@@ -1,5 +1,5 @@
 // Attention to a cache. The forward calls it for few queries on many keys, and for calls that must
-// have the same bits as attention to a cache. Also calls the forward kernel for many queries.
+// have the same bits as attention to a cache. Many queries to a cache run on the forward kernel.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The mma.sync kernels with dropout. Options are switches at run time, so that there are few
+// The mma.sync kernels with dropout. Other features are chosen at run time, so that there are few
 // kernels.
 #pragma once
 

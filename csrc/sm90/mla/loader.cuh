@@ -42,8 +42,8 @@ class LatentKeyLoader {
       next_row_ = place.row;
     }
   }
-  // Starts the key block that find() has found. Consumers have finished the key block CURSORS
-  // earlier.
+  // Starts the key block that find() has found. Consumers have finished the key block that is
+  // CURSORS key blocks before it.
   __device__ __forceinline__ void begin(const DecodeCursor& at) {
     if (threadIdx.x % 32 == 0) smem_.key_blocks[number_ % Config::CURSORS] = at;
     entry_ = next_entry_;
