@@ -31,7 +31,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def make_mask() -> Any:  # noqa: ANN401
-    """Return the mask with handle FIRST, 5 queries and 7 keys."""
+    """Return a mask of 5 queries and 7 keys; its handle is FIRST."""
     import flash_dist  # noqa: PLC0415
 
     mask = flash_dist.BlockMask.block_causal([0, 0, 1, 1, 2], [0, 1, 1, 2, 2, 2, 3])

@@ -169,7 +169,7 @@ class Problem:
         return calls
 
     def solve(self, tensors: Tensors) -> Solution:
-        """Return the results of loops, without changing the tensors."""
+        """Compute the results by loops, without changing the tensors."""
         q, k_cache, v_cache, new_k, new_v, cos, sin = (x.double().cpu() for x in tensors[:7])
         k_cache, v_cache = k_cache.clone(), v_cache.clone()
         ordered = self.causal or self.window != (-1, -1)

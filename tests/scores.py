@@ -158,7 +158,7 @@ def _find_scores(scored: Scored, q: Tensor, k: Tensor, bias: Tensor | None) -> T
 
 
 def _slopes_by_row(scored: Scored, heads: int) -> Tensor:
-    """Return [batch, heads, 1, 1], or for documents [1, heads, seqlen_q, 1]."""
+    """Return the slopes [batch, heads, 1, 1], or for documents [1, heads, seqlen_q, 1]."""
     slopes, problem = scored.alibi_slopes, scored.problem
     assert slopes is not None
     if scored.documents is None:
@@ -169,7 +169,7 @@ def _slopes_by_row(scored: Scored, heads: int) -> Tensor:
 
 
 def _distances(scored: Scored) -> Tensor:
-    """Return [seqlen_q, seqlen_k]; for documents from the bottom right of each."""
+    """Return the distances [seqlen_q, seqlen_k], from the bottom right of each document."""
     q, k = scored.problem.q, scored.problem.k
     lengths_q, lengths_k = scored.documents or ((q.shape[1],), (k.shape[1],))
 

@@ -128,7 +128,7 @@ class Case:
 
     @property
     def is_scored(self) -> bool:
-        """Tell if the reference is that of tests.scores."""
+        """Tell if tests.scores has the reference of the case."""
         return bool(self.features or self.bias or self.dropout_p)
 
 

@@ -38,7 +38,7 @@ class Bias:
         )
 
     def make(self, shape: tuple[int, int, int, int], device: str, seed: int) -> Tensor:
-        """Return the bias of a call with scores of a shape."""
+        """Return the bias of a call whose scores have this shape."""
         sizes = [n if full else 1 for n, full in zip(shape, self.full, strict=True)]
         generator = torch.Generator(device).manual_seed(seed)
         x = torch.randn(sizes, generator=generator, device=device) * self.size

@@ -88,7 +88,7 @@ class Way(NamedTuple):
 
 
 def draw_case(number: int, *, seed: int, dtypes: Sequence[str], longest: int) -> Case:
-    """Return a case of at most `longest` keys per sequence before new ones."""
+    """Return a case with at most `longest` keys per sequence, not counting new keys."""
     chance = random.Random(f"decode {seed} {number}")  # noqa: S311 - no secret
     heads_kv = chance.choice((1, 1, 2, 2, 3, 4, 8))
     usual = chance.random() < 0.7
@@ -125,7 +125,7 @@ def draw_case(number: int, *, seed: int, dtypes: Sequence[str], longest: int) ->
 
 
 def _draw_places(chance: random.Random, seqlens: Sequence[int]) -> dict[str, Any]:
-    """Draw pages, or entries and left padding, which pages do not support."""
+    """Draw either pages, or entries and left padding: pages support neither."""
     if chance.random() < 0.5:
         return {"page": chance.choice((*_PAGES, 16 * chance.randint(1, 20)))}
     places: dict[str, Any] = {}

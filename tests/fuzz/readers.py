@@ -507,7 +507,7 @@ def run(cases: int, seed: int, *, bombs: bool = False) -> str:
 
 
 def make_case(name: str, data: bytes, chance: random.Random) -> bytes:
-    """Mutate a file; for a conda package often its packed contents."""
+    """Mutate a file, or often the packed contents if it is a conda package."""
     if name == "pkg.conda" and chance.random() < 0.7:
         return wrap_conda(mutate(pack_tar({"lib/a.so": data[:2000], "l" * 150: b"x"}), chance))
     return mutate(data, chance)

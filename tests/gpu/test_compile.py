@@ -285,7 +285,7 @@ def test_the_memory_of_a_compiled_backward_follows_the_limit(any_half: torch.dty
 
 
 class Causal(torch.nn.Module):
-    """The exported module."""
+    """The module that a test exports."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return flash_attn_func(q, k, v, causal=True)

@@ -106,7 +106,7 @@ MOST = 2**31 - 1
 
 
 def rows(count: int, dtype: torch.dtype, *, packed: bool = False) -> torch.Tensor:
-    """Return the requested number of rows over the memory of one."""
+    """Return a tensor whose rows all use the memory of one row."""
     row = torch.ones(1, 1, 1, 64, device="cuda", dtype=dtype).expand(1, count, 1, 64)
     return row[0] if packed else row
 

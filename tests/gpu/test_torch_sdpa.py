@@ -52,7 +52,7 @@ def deterministic() -> Iterator[None]:
 def draw(
     *, seqlen: int = 300, heads_kv: int = 4, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16
 ) -> Triple:
-    """Return query, key, value [batch, num_heads, seqlen, head_dim], heads last in memory."""
+    """Return transposed views [batch, num_heads, seqlen, head_dim] of query, key and value."""
     q, k, v = (
         torch.randn(2, seqlen, heads, head_dim, device="cuda").to(dtype).transpose(1, 2)
         for heads in (4, heads_kv, heads_kv)

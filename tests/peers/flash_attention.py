@@ -203,7 +203,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Replace the product of a test's marks by a sample."""
+    """Run a sample of a test's combinations of parameters instead of all."""
     option, name = metafunc.config.getoption, metafunc.definition.originalname
     marks = [mark for mark in metafunc.definition.own_markers if mark.name == "parametrize"]
     drawn = Drawn([mark.args[:2] for mark in marks], f"{option('--seed')} {name}")
@@ -250,7 +250,7 @@ def _is_refusal(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException])
 
 
 def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - with what makereport added
-    """Count in the process that collects all reports."""
+    """Count the outcome, in the process that collects all reports."""
     if report.when == "call" or report.outcome != "passed":
         OUTCOMES[
             report.nodeid.rpartition("::")[2].partition("[")[0], report.kind, report.ending

@@ -76,7 +76,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Sample:
-    """Number of cases to run of a test."""
+    """How many cases of each test run, with and without dropout."""
 
     cases: int
     dropout: int
@@ -198,7 +198,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - with what makereport added
-    """Collect in the process that has all reports."""
+    """Collect the result, in the process that gets all reports."""
     if report.when == "call" or report.outcome != "passed":
         RESULTS.append(Result(**report.found))
 

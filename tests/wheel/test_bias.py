@@ -300,7 +300,7 @@ def test_there_is_no_second_derivative() -> None:
 
 
 def attend_in_layer(mask: Any, bias: Tensor | None, seqlen_q: int = KEYS, **options: Any) -> Any:  # noqa: ANN401
-    """Call a layer of transformers, causal."""
+    """Call a causal attention layer as transformers does."""
     query, key, value = (draw(BATCH, HEADS, n, 8, seed=n) for n in (seqlen_q, KEYS, KEYS))
     layer = torch.nn.Module()
     layer.is_causal = True  # type: ignore[assignment]

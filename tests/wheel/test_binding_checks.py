@@ -254,7 +254,7 @@ def widen(x: Tensor) -> Tensor:
 
 
 def spread(x: Tensor) -> Tensor:
-    """Return a copy of x on every other element of memory."""
+    """Return a copy of x that uses every other element of memory."""
     *outer, last = x.shape
     return torch.zeros(*outer, last * 2, dtype=x.dtype)[..., ::2].copy_(x)
 

@@ -40,7 +40,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 class Call(NamedTuple):
-    """Queries, keys and values, and how they attend."""
+    """Queries, keys and values, and the options of their attention."""
 
     q: Tensor
     k: Tensor
@@ -168,7 +168,7 @@ def test_gradients_are_those_of_float64() -> None:
 
 
 class Calls(TorchDispatchMode):
-    """Records our operators that ran, each with whether it matches a cache."""
+    """Records, for each of our operators that ran, whether it matched a cache."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]

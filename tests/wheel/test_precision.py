@@ -42,7 +42,7 @@ def is_ieee(operator: Any, args: Sequence[Any]) -> bool:  # noqa: ANN401 - torch
 
 
 class Calls(TorchDispatchMode):
-    """Records our operators that ran, each with whether its products are FFMA."""
+    """Records the names of our operators that ran, and whether each used FFMA."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]

@@ -47,7 +47,7 @@ class Family:
 
     @property
     def model_class(self) -> Any:  # noqa: ANN401
-        """The class of transformers."""
+        """The class of the model in transformers."""
         return getattr(transformers, self.model)
 
     def make_config(self, **more: Any) -> Any:  # noqa: ANN401

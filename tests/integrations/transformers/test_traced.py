@@ -31,7 +31,7 @@ class Logits(torch.nn.Module):
     """A model in the form for torch.jit.trace: tensors in, one tensor out."""
 
     def __init__(self, *names: str) -> None:
-        """Name the arguments after the tokens."""
+        """Set the names of the arguments that follow the tokens."""
         super().__init__()
         self.model = DECODERS["llama"].make(NAME)
         self.names = names

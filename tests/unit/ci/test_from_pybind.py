@@ -156,7 +156,7 @@ def build(folder: Path, options: tuple[str, ...], key: str) -> Path:
 
 
 def run(library: Path, code: str) -> str:
-    """Run code after the Python of the page."""
+    """Run the page's Python code, then this code."""
     program = f"{read_files()['ops.py']}\nLIBRARY = {str(library)!r}\n{code}"
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -244,7 +244,7 @@ def require_session(words: list[str]) -> None:
 
 
 def require_locked(words: list[str]) -> None:
-    """Fail unless pip installs only from requirement files of this repository, which have hashes."""
+    """Fail unless pip installs only what files of this repository list, by hash."""
     assert words[:2] == ["install", "--require-hashes"]
     pairs = list(zip(words[2::2], words[3::2], strict=True))
     assert pairs

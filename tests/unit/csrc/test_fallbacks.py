@@ -54,7 +54,7 @@ def plant(tmp_path: Path) -> Plant:
 
 
 def without_leaves(launch: str) -> tuple[str, str]:
-    """Return the change that removes the key from the family with this function."""
+    """Return the change that removes the key from the family with this `refuses` function."""
     return f'refuses = "{launch}"\n{LEAVES}', f'refuses = "{launch}"\n'
 
 

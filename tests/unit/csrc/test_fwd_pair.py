@@ -36,7 +36,7 @@ SHAPES: Final[
 
 
 def gpu(seed: int) -> Gpu:
-    """Return an H100 that runs warps in an order of its own."""
+    """Return an H100 that runs warps in an order that the seed decides."""
     return Gpu(capability=90, plan=227, seed=seed)
 
 

@@ -34,13 +34,13 @@ def make_entry(name: str, shape: Shape, rate: float) -> Entry:
 
 
 def make_row(shape: Shape, state: str = "warm", *failed: str) -> Row:
-    """Return a row; some peers cannot run."""
+    """Return a row in which the peers in `failed` could not run."""
     entries = {name: make_entry(name, shape, rate) for name, rate in RATES.items()}
     entries |= {name: Entry(name, reason="it takes no mask") for name in failed}
     return Row(shape, state, entries)
 
 
 def make_report() -> Report:
-    """Return a whole paper set in which flex could not run."""
+    """Return results of all shapes of the set `paper`; flex could not run."""
     rows = tuple(make_row(shape, "warm", "flex") for shape in paper_shapes())
     return Report(MACHINE, {"shapes": "paper"}, rows, complete=True)

@@ -132,7 +132,7 @@ def make_environment(
 
 
 def make_what_if(archs: str, *devices: str, driver: str | None = "580") -> Environment:
-    """Return the same build on machines that are not here."""
+    """Return a build for GPUs that are not here, as with `doctor --gpu`."""
     environment = make_environment(archs, *devices)
     gpus = tuple(replace(gpu, name="", memory_bytes=None) for gpu in environment.cuda.gpus)
     cuda = Cuda("ok", Driver.parse(driver) if driver else None, gpus)

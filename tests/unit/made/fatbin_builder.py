@@ -32,7 +32,7 @@ def pad(data: bytes, size: int = 8) -> bytes:
 
 @dataclass(frozen=True)
 class Part:
-    """Input of a section."""
+    """Data for one section of an ELF file."""
 
     name: str
     data: bytes
@@ -101,7 +101,7 @@ def library(
 
 @dataclass(frozen=True)
 class Kernel:
-    """Input of a kernel."""
+    """Data for one kernel of a cubin."""
 
     name: str
     registers: int = 32

@@ -48,7 +48,7 @@ def make_cache(*entries: tuple[str, str] | tuple[str, str, int], damaged: int = 
 
 @dataclass(frozen=True)
 class Lab:
-    """A folder for building."""
+    """A folder in which tests build libraries."""
 
     folder: Path
 

@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A mask, its call, and its pairs, [batch, heads, seqlen_q, seqlen_k]."""
+    """A mask, its sizes, and its visible pairs, [batch, heads, seqlen_q, seqlen_k]."""
 
     mask: BlockMask
     shape: Shape

@@ -125,7 +125,7 @@ def _reaches(image: Image, gpu: Number) -> bool:
 
 
 def _renumber(number: Number) -> Number:
-    """Return the name in newer releases."""
+    """Return the number that newer releases use for a GPU."""
     text = f"{number[0]}.{number[1]}"
     return parse_number(RULES["isa"]["renumbered"].get(text, text))
 

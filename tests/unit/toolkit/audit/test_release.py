@@ -343,7 +343,7 @@ def test_a_release_that_passes_is_reported(lib: Path, cli: Cli) -> None:
 
 
 def overwrite(data: bytes, start: bytes, size: int) -> bytes:
-    """Overwrite a payload that begins with some bytes."""
+    """Overwrite a payload that begins with `start` by random bytes."""
     place = data.index(start)
     noise = random.Random(1).randbytes(size)  # noqa: S311 - no secret
     return data[:place] + noise + data[place + size :]

@@ -1,4 +1,4 @@
-"""Exit status and last words of the tools of ci/."""
+"""Exit status and error messages of the tools of ci/."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
-    """Reads a page, strictly: every element is closed in its place."""
+    """Reads a page, and checks that every element is closed in its place."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ def read(folder: Path, *parts: Part) -> FatbinReport:
 
 
 def place(*before: bytes) -> int:
-    """Return the load address of a part, from the parts before it."""
+    """Return the load address of the part that follows these parts."""
     return BASE + 64 + 56 + sum(len(one) + -len(one) % 8 for one in before)
 
 

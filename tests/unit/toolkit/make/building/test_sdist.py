@@ -24,7 +24,7 @@ EPOCH = 1767225600
 
 
 def pack(folder: Path, *, names: list[str], user: str, mtime: int) -> Path:
-    """Pack an archive as one user at one time."""
+    """Pack an archive with this owner and this time of its files."""
     tree = folder / "flash_dist-0.1.0"
     tree.mkdir(parents=True)
 
