@@ -475,9 +475,9 @@ __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
-  // NOTE: the inputs of the previous kernel were complete before it started, but its partials are
-  // not. Every block waits for these partials, even if it reads none, so that the next kernel waits
-  // for both kernels.
+  // NOTE: what the previous kernel reads is complete, but the partials that it writes may not be.
+  // Every block waits for these partials, even if it reads none, so that the next kernel waits for
+  // both kernels.
   const typename Config::Splits splits(p, smem.counts);
   const bool by_tile = p.batch * p.row_tiles * p.num_heads_kv <= p.splits;
   const int end = by_tile ? 0 : splits.begin(blockIdx.x + 1);

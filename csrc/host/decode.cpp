@@ -63,8 +63,8 @@ void check_latent(const DecodeParams& p) {
   }
 }
 
-// Rejects arguments that the binding rejects, for callers without the binding. The row of the cache
-// for a new key is computed in 32 bits before it is compared with the capacity.
+// Rejects arguments that the binding rejects, for callers without the binding. Kernels compute the
+// row of a new key in 32 bits: it must not overflow before they compare it with the capacity.
 template <class Params>
 void check_cache(const Params& p, int64_t num_heads_q) {
   const std::string problem =

@@ -5,7 +5,7 @@
 //   for each further pair of steps i:
 //     issue S = Q @ K(i).T, then O += P(i - 1) @ V of this block's step
 //     wait for S; mask; maxima to the other block
-//     issue O += P(i - 1) @ V of the other block's step, with the P that it sent
+//     issue O += P(i - 1) @ V of the other block's step; that block has sent this P
 //     wait for maxima of the other block; P(i) = exp2(S - max), sums; P(i) to the other block
 //     wait for O; rescale it
 //   O += P @ V of the last pair

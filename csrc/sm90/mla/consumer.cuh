@@ -129,7 +129,7 @@ class LatentConsumerBase {
     return {{begin <= rows.begin[0] && rows.end[0] <= end,
              begin <= rows.begin[1] && rows.end[1] <= end}};
   }
-  // Zeroes the values of keys of the tile that do not exist.
+  // Zeroes the values of the tile's keys that do not exist.
   template <int TILE, int PANELS>
   __device__ __forceinline__ void clear_values(uint32_t panels) const {
     clear_rows<Tile, Config::BLOCK_N, PANELS, WARPGROUP>(panels, rows_that_exist<TILE>(),

@@ -297,7 +297,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ uint32_t own_values() const {
     return shared_address(smem_.own[number_ % Config::OWN_TILES]);
   }
-  // Zeroes the values of keys of both tiles that do not exist.
+  // Zeroes the values of both tiles' keys that do not exist.
   template <int PART>
   __device__ __forceinline__ void clear_missing() const {
     if (!this->template lacks_keys<0>() && !this->template lacks_keys<1>()) return;
