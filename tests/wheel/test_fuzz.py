@@ -109,7 +109,7 @@ for name in ("attend", "attend_packed", "attend_scored"):
     setattr(attention, name, lambda *_, **__: time.sleep(99))
 sys.exit(attention.main(["--device", "cpu", "--only", "1", "--patience", "0.5"]))
 """
-# A condition, the result that is then changed in its last element, and the expected message.
+# Each fault: a condition, the result whose last element then changes, and the expected message.
 CACHE_FAULTS = {
     "alone": ("tensors.q.shape[0] < problem.batch", "out", " alone, 1536 MiB: other bits of out"),
     "in pages": (

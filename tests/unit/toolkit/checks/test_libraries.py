@@ -1,4 +1,4 @@
-"""Libraries of others that the driver refuses: the fix matches the cause."""
+"""Libraries of other projects that the driver refuses: the fix matches the cause."""
 
 from __future__ import annotations
 
