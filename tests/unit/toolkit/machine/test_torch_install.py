@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder the only one beside the standard library, with a fresh import state."""
+    """Let Python search one folder besides the standard library, with a fresh import state."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr("sys.path", [str(tmp_path), sysconfig.get_path("stdlib")])
     monkeypatch.setattr("sys.path_importer_cache", {})
