@@ -112,8 +112,12 @@ struct FwdSm90Consumer {
     }
     pipeline.finish();
     if constexpr (Tiles::FINDS_MAX_LOGIT) {
-      raise_max_logit<typename Tiles::Target>(pipeline.max_logit(),
-                                              pipeline.largest() * params.p.softmax_scale);
+      // Atomics on one address wait for each other, so a warp skips its own if another warp has
+      // raised max_logit beyond it. NOTE: the comparison is false for NaN.
+      const float own = pipeline.largest() * params.p.softmax_scale;
+      if (__any_sync(0xffffffffu, !(own * LOG2_E <= fragments.bound))) {
+        raise_max_logit<typename Tiles::Target>(pipeline.max_logit(), own);
+      }
     }
     if constexpr (Tiles::SKIPS_STEPS) pipeline.skip_to(work.bounds.begin);
   }
