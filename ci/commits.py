@@ -32,7 +32,7 @@ _VERBS: Final = (
     *("add", "allow", "change", "check", "drop", "fix", "improve"),
     *("make", "move", "remove", "rename", "replace", "update", "use"),
 )
-# Other forms of the verbs: adds, added, adding, dropped, used. Some of these forms are not words.
+# Other forms of the verbs: adds, added, adding, dropped, used. Wrong ones (`droped`) do no harm.
 _IMPERATIVE_OF: Final = {"made": "make"} | {
     f"{stem}{ending}": verb
     for verb in _VERBS

@@ -1,4 +1,4 @@
-"""Check that the package never names itself: its imports are relative, also of child modules.
+"""Check that the package never names itself: imports are relative, names come from `__package__`.
 
 A copy of the folder under another name then works. `nox -s lint` runs `python -m ci.own_names`.
 """

@@ -115,7 +115,7 @@ def native_target(device: Device) -> Arch:
 
 
 def find_sizes(variants: Sequence[Variant], roles: Sequence[str], dtype: str) -> Iterator[Size]:
-    """Yield the sizes of the first kernel that all other kernels also support."""
+    """Yield the sizes of the first role's kernels that kernels of all other roles also support."""
     own = [
         {one.row.sizes for one in variants if one.words[0] == dtype and one.family.role == role}
         for role in roles

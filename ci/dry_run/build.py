@@ -1,7 +1,7 @@
 """Compile the two libraries for a dry run: g++, the headers of torch, no CUDA.
 
-The build compiles the host code and the binding of csrc/ and of the toolkit. It compiles only the
-entry of each kernel: the sizes of its tile, and the arguments that it refuses. Launches do nothing.
+The build compiles the host code and the binding of csrc/ and of the toolkit. Of each kernel it
+compiles only the entry: the sizes of the tile, and the refused arguments. Launches do nothing.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Recorded(NamedTuple):
 
 
 def find_plans(setting: Setting, archs: Sequence[Arch]) -> dict[str, CasePlan]:
-    """Return the plan of each case by its name, as `run_dry` does."""
+    """Run each case as `run_dry` does, and return the plan of each by name."""
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
         recorded = run_dry(setting, archs, Path(name))
     return {case: one.plan for case, one in recorded.items()}

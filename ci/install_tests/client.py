@@ -273,7 +273,7 @@ class ClientTests:
 
 
 def _words_for(version: Version, passed: Sequence[Version]) -> list[str]:
-    """Return what a user types to move from the last version to another."""
+    """Return what a user types to replace the last installed version by `version`."""
     if passed and version.local == passed[-1].local and version > passed[-1]:
         return ["--upgrade", PROJECT]
     # pip keeps a labelled version if the same version without a label is requested.

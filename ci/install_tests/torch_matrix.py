@@ -177,7 +177,7 @@ class Matrix:
 
 
 def sum_sizes(packages: Iterable[Mapping[str, Any]]) -> int:
-    """Return the bytes of the largest wheel of each package; local packages count 0."""
+    """Sum the bytes of the largest wheel of each package; local packages count 0."""
     wheels = (one.get("wheels", ()) for one in packages)
     return sum(max((wheel.get("size", 0) for wheel in of), default=0) for of in wheels)
 
