@@ -14,8 +14,8 @@ def run() -> NoReturn:
     """Run the command line and end the process."""
     status = main()
     if f"{__package__}.bench.measuring.checks" in sys.modules:
-        # Keep torch's profiler alive: it may free its buffers before CUPTI has returned them, and
-        # abort when the CUDA context ends: https://github.com/pytorch/pytorch/pull/195207.
+        # End without destructors: torch's profiler may free its buffers before CUPTI has returned
+        # them, and abort when the CUDA context ends: https://github.com/pytorch/pytorch/pull/195207.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):  # the reader closed the pipe
                 stream.flush()

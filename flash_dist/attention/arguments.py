@@ -164,7 +164,7 @@ def may_wait() -> bool:
 def may_look(q: Tensor) -> bool:
     """Return whether values are checked: on the CPU, and on a GPU if FLASH_DIST_CHECK=1.
 
-    Values of fake tensors, in a trace and in a transform of torch.func are never checked.
+    Fake tensors are never checked, nor are calls in a trace or in a transform of torch.func.
     """
     if is_symbolic(q) or is_traced() or is_transformed():
         return False
@@ -194,8 +194,8 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's
 
     Nothing is cast unless autocast is on for the device of the first tensor.
 
-    float64 tensors and arguments that are no tensors of numbers stay unchanged. Later checks report
-    them.
+    Only tensors of floating point numbers are cast, except float64. Later checks report arguments
+    of a wrong type.
     """
     kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):

@@ -87,8 +87,8 @@ def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
     """Make the next call convert a mask again, after a change that torch does not count.
 
     A mask of torch is read in its first call, and again after each in-place change that torch
-    counts. torch does not count changes through `.data`, NumPy or DLPack, changes of tensors made
-    under `torch.inference_mode`, and names that a mask_mod reads and that now refer to another
+    counts. torch does not count changes through `.data`, NumPy or DLPack, or of tensors made under
+    `torch.inference_mode`. Nor does it notice that a name in a mask_mod now refers to another
     object.
 
     A BlockMask of this package never changes: make a new one. Gradients of earlier calls belong to

@@ -1,7 +1,7 @@
 """Checks of q, k and v: dtypes, devices, shapes and strides, not values.
 
 Dense tensors are [batch, seqlen, heads..., head_dim], packed ones [total, heads..., head_dim],
-where heads... is num_heads or num_heads_kv, heads_per_kv.
+where heads... is one axis (num_heads) or two (num_heads_kv, heads_per_kv).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TORCH: Final = Names("query", "key", "value", heads_first=True)
 
 
 class Seen:
-    """Rare properties; checks for one are skipped until a call of this process has had it."""
+    """Rare properties that a call of this process has had. Checks for the others are skipped."""
 
     odd_head_dim = False  # not a multiple of HEAD_DIM_STEP
 

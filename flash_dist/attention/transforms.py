@@ -94,7 +94,7 @@ def _has_tangent(x: Tensor | None) -> bool:
 
 
 def refuse_compilation() -> NoReturn:
-    """Raise if torch.compile traces a transform, which supports no operator's own gradient."""
+    """Raise for torch.compile of a transform, where no operator can have its own gradient."""
     message = (  # torch.compile shows only the text of built-in exceptions
         "torch.compile must find no torch.func.grad, vjp or vmap around attention, got one"
         "\n\nhint: without fullgraph=True the code inside of it runs eagerly"

@@ -42,7 +42,7 @@ class Loop:
     power_w: float | None = None  # board power, mean of the loop
 
     def divide(self, repeats: int) -> Loop:
-        """Return the loop with times per attention, of which each run had `repeats`."""
+        """Return the loop with times per attention, for runs of `repeats` attentions."""
         return replace(self, mean_ms=self.mean_ms / repeats, runs=self.runs * repeats)
 
 
@@ -301,7 +301,7 @@ def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 def _rate_ratios(
     rows: Iterable[Row], are_held_together: Callable[[Row, Row], bool]
 ) -> list[tuple[Row, str, float]]:
-    """Divide our rate on each row by our rate on each row that belongs to it.
+    """Divide our rate on each row by our rate on each row that it is compared with.
 
     Returns:
         The first row, the pass and the ratio.

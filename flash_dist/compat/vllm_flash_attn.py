@@ -111,8 +111,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
     """Attention of packed queries to paged keys, or to packed keys.
 
     Arguments that choose among kernels change nothing: `fa_version`, `scheduler_metadata`,
-    `num_splits`. `q_descale`, `k_descale` and `v_descale` scale 8-bit inputs, which raise; other
-    inputs are not scaled.
+    `num_splits`. `q_descale`, `k_descale` and `v_descale` change nothing either: they are for 8-bit
+    inputs, which raise an error.
 
     Args:
         q: [total_q, num_heads_q, head_dim], float16, bfloat16 or float32.

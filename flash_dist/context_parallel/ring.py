@@ -203,7 +203,7 @@ def choose_parts(ring: Ring, seqlen: int, *, causal: bool, first_key: Tensor | N
 def find_intervals(rank: int, source: int, world_size: int, first_key: Tensor) -> IntervalMask:
     """Return the visible keys of another rank: from first_key up to the query's token.
 
-    Two chunks in zigzag order are ascending, so a range of tokens is a range of keys.
+    The two chunks of a rank have ascending positions: a range of positions is a range of keys.
 
     Args:
         rank: The rank with the queries.

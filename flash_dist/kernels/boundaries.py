@@ -34,7 +34,7 @@ def is_checking() -> bool:
 
 
 def find_check_problem(text: str) -> str:
-    """Return what is wrong with a value of the variable; empty if it is valid."""
+    """Return what is wrong with a value of FLASH_DIST_CHECK; empty if it is valid."""
     return "" if text in {"", "0", "1"} else f"{CHECK_VARIABLE} must be 0 or 1, got `{text:.60}`"
 
 

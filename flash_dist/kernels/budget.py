@@ -9,8 +9,8 @@ from ..errors import FlashDistError
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536
-# Makes the backward read the variable when it runs. Graphs store this number instead of the
-# variable's current value.
+# Makes the backward read FLASH_DIST_WORKSPACE_MB when it runs. Graphs store this number instead of
+# the variable's current value.
 BUDGET_NOW: Final = -1
 _KEY: Final = os.fsencode(BUDGET_VARIABLE)
 _DEFAULT_BUDGET: Final = DEFAULT_BUDGET_MB << 20
@@ -40,7 +40,7 @@ def workspace_budget() -> int:
 
 
 def find_budget_problem(text: str) -> str:
-    """Return what is wrong with a value of the variable; empty if it is valid."""
+    """Return what is wrong with a value of FLASH_DIST_WORKSPACE_MB; empty if it is valid."""
     if not text:
         return ""
     if not (text.isascii() and text.isdecimal()):

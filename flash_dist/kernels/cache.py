@@ -122,7 +122,7 @@ def append(
 
 
 def _append_in_place(keys: Any, *arguments: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
-    """Increment the versions of both caches, so that a backward that has saved one raises.
+    """Increment the versions of both caches: a backward that has saved a cache then raises.
 
     torch generates such a kernel for its own in-place operators. It runs for direct calls of the
     operator and in compiled graphs.

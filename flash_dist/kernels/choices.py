@@ -88,7 +88,7 @@ class Choice:
         return within
 
     def __enter__(self) -> None:
-        """Make the choice, which the previous block of this object has undone."""
+        """Make the choice again: the end of an earlier block of this object has undone it."""
         self._choose(self._value)
 
     def __exit__(

@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 WORD: Final = 64
 STRIP: Final = 1 << 22  # booleans processed at a time: limits the memory of making masks
 
-_GATHER: Final = 0x0102040810204080  # times eight bytes of 0 or 1: their bits, in the top byte
+_GATHER: Final = 0x0102040810204080  # factor that collects eight bytes of 0 or 1 in the top byte
 
 
 def words_of(keys: int) -> int:

@@ -2,8 +2,8 @@
 
 Operators take a mask as a list of integers. For a band these are BAND_INTS. For other masks they
 are SIZES, then each array's offset in one int32 buffer, in the order of ARRAYS. `csrc/headers.py`
-runs this file, which imports nothing of the package, and writes `mask_layout.h`, in which the
-compiler compares it with csrc/core/band.h and csrc/core/params.h.
+runs this file and writes `mask_layout.h`, which the compiler compares with csrc/core/band.h and
+csrc/core/params.h. So this file imports nothing of the package.
 """
 
 from __future__ import annotations

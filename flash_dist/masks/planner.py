@@ -31,7 +31,7 @@ LEAST_USE: Final = 0.9  # fraction of the tiles in key_ranges that must be visib
 
 
 def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
-    """Return the plan of a mask; shape has batch or heads 1 if the mask has."""
+    """Return the plan of a mask. `shape` has 1 batch entry or head if all share the mask."""
     rows, others = split_terms(terms, shape)
     if not others:
         return _plan_rows(rows, shape)

@@ -35,7 +35,7 @@ LONGEST_END: Final = 5.0  # seconds to wait for a thread to end, which takes mil
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
-    """Return a copy of a CPU tensor that is complete, so that no stream has to wait for it."""
+    """Return a copy of a CPU tensor. It is complete, so that no stream has to wait for it."""
     if device.type != "cuda":
         return host.to(device)
     return in_a_thread(partial(_copy, host, device))

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _USUAL = (64, 128)
-_TILE = 128  # rows of the largest tile; this many tiles per SM fill a GPU
-_WAVES = 2
+_TILE = 128  # rows of the largest tile
+_WAVES = 2  # tiles per multiprocessor that fill a GPU
 WHOLE = -1
 _P = 0.25  # fraction that dropout drops
-MOST_COLUMNS = 256  # most columns of q with dropout; kernels/dropout needs torch
+MOST_COLUMNS = 256  # most columns of q with dropout; a copy: kernels/dropout needs torch
 _SMALL_SEQLEN = 384  # largest size with a fast float64 reference on the CPU
 
 
@@ -285,7 +285,7 @@ def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
 def _gpu_case(shape: _Shape, kernels: Kernels, sm_count: int) -> Case:
     if shape not in _LARGE:
         return _case(shape, kernels, fills_gpu=shape.seqlen_q > _SMALL_SEQLEN)
-    # Backward has the fewest blocks: one per key tile, key head and batch.
+    # The backward has the fewest blocks: one per key tile, kv head and batch entry.
     tiles = -(-shape.seqlen_k // _TILE) * shape.num_heads_kv
     batch = max(1, -(-_WAVES * sm_count // tiles))
     return _case(replace(shape, batch=batch), kernels, fills_gpu=True)

@@ -54,7 +54,7 @@ def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) ->
 def error_of_rounded_out(out: torch.Tensor, dout: torch.Tensor) -> float:
     """Return the error of a sink's gradient that comes from the rounding of out in delta.
 
-    The roundings of a row's elements, and of rows, are independent and of either sign.
+    The roundings are independent between elements and between rows, and of either sign.
 
     Args:
         out: In float64, [batch, seqlen_q, num_heads_q, head_dim_v].
@@ -144,7 +144,7 @@ def _add_sinks(lse: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
 def _differentiate_sinks(
     lse: torch.Tensor, delta: torch.Tensor, sinks: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Return the gradient of each head's sink, [heads], in the dtype of delta; None without."""
+    """Return the gradient of each sink, [heads], in the dtype of delta; None without sinks."""
     if sinks is None:
         return None
     weights = torch.exp(sinks.to("cpu", lse.dtype)[:, None] - lse).to(delta.dtype)

@@ -60,7 +60,7 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
     """Raise if the tensors of a call do not fit; return which of them kernels can read in place.
 
     Args:
-        tensors: Those of `CallLayouts`.
+        tensors: The tensors of `CallLayouts`, in its order.
         counted: Whether cache_seqlens is given, possibly one number for all.
         symbolic: Whether the tensors are fake: then no GPU is asked, and nothing is cached.
 
@@ -81,7 +81,7 @@ def check_latent_call(tensors: Sequence[Tensor | None], head_dim_v: int, *, symb
     """Raise if tensors of a call on latent keys do not fit; return if q's strides can be read.
 
     Args:
-        tensors: Those of `LatentLayouts`.
+        tensors: The tensors of `LatentLayouts`, in its order.
         head_dim_v: Columns of the values.
         symbolic: As in `check_call`.
 

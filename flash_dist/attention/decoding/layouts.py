@@ -66,7 +66,7 @@ def check_latent(q: Layout, k: Layout, head_dim_v: int, *, named: bool) -> bool:
     Args:
         q: Layout of the queries.
         k: Layout of the keys.
-        head_dim_v: Number of first columns of the keys that are the values.
+        head_dim_v: Columns of the values, which are the first columns of the keys.
         named: As in `check_tensors`.
 
     Raises:

@@ -51,7 +51,7 @@ def split(packing: Packing, used: Tensor, k: Tensor) -> Packing:
 
 
 def repeat(scores: Scores | None) -> Scores | None:
-    """Return the scores for the result of `split`: slopes of a sequence are repeated."""
+    """Return the scores for the result of `split`: both parts of a sequence have its slopes."""
     slopes = None if scores is None else scores.alibi_slopes
     if scores is None or slopes is None or slopes.dim() == 1:
         return scores

@@ -40,7 +40,7 @@ Tensor = torch.Tensor
 class Keys(NamedTuple):
     """The keys of each sequence in the batch."""
 
-    cu_seqlens: Tensor | None  # [batch + 1] lengths; without block_table also offsets
+    cu_seqlens: Tensor | None  # [batch + 1]; with block_table only differences count
     seqused: Tensor | None = None  # [batch] keys read; overrides the lengths of cu_seqlens
     block_table: Tensor | None = None  # [batch, pages]
 
@@ -52,7 +52,7 @@ def attend_to_cache(
     band: Band,
     how: tuple[float, Scores | None],
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse of packed queries, without gradients, as `flash_attn_with_kvcache` does.
+    """Return out and lse of packed queries: the bits of `flash_attn_with_kvcache`, no gradients.
 
     Args:
         tensors: q [total_q, num_heads_q, head_dim]; k [num_pages, page_size, num_heads_kv,

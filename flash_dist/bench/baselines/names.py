@@ -7,7 +7,7 @@ from typing import Final
 from ...toolkit.errors import UsageError
 
 OURS: Final = "ours"
-DETERMINISTIC: Final = "-deterministic"  # torch's deterministic mode, or an own option
+DETERMINISTIC: Final = "-deterministic"  # torch's deterministic mode, or the package's option
 OURS_DETERMINISTIC: Final = OURS + DETERMINISTIC
 OWN: Final = (OURS, OURS_DETERMINISTIC)
 CUDNN_FLEX: Final = "cudnn-flex"

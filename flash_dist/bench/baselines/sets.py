@@ -23,8 +23,8 @@ _DOCUMENT_SEED: Final = 0
 def paper_shapes() -> tuple[Shape, ...]:
     """Return 42 rows: full and causal, seqlen 1k, 4k, 16k.
 
-    head_dim 64, 128, 256 with 2048 / head_dim heads; head_dim 96; 192 with values of 128 (latent
-    attention); 32 heads on 8 at 128; 8 heads on one at 256.
+    2048 / head_dim heads of 64, 128 and 256; 16 heads of 96, and of 192 with values of 128 (latent
+    attention); 32 query and 8 kv heads of 128; 8 query heads and one kv head of 256.
     """
     rows = (
         *(((_WIDTH // head_dim,) * 2, (head_dim, head_dim)) for head_dim in (64, 128, 256)),

@@ -155,7 +155,7 @@ class Shape:
 
     @property
     def group(self) -> str:
-        """The group for its geometric mean: `d64 causal`, `d64 full alibi`, `d64 cache`."""
+        """The group that shares a geometric mean: `d64 causal`, `d64 full alibi`, `d64 cache`."""
         return f"{self._width} {'cache' if self.cached else self.pattern}"
 
     @property

@@ -1,12 +1,12 @@
 """Sustained loops of runs, in rounds of alternating order.
 
-A GPU with a power limit clocks down within tens of milliseconds under load, and by how much depends
-on the work: a short burst on a cool GPU tells nothing. So each baseline runs alone in a loop, back
-to back, in three rounds. The second round has the reverse order, so that a baseline does not always
-follow the same neighbour. A loop gives the mean time of its runs, and the result is the median of
-the three means. A median over single runs would drop the slow runs at lower clocks, although a
-program with many layers pays for them. It would also need two events around each run, which
-separate runs that otherwise follow without a gap.
+Under load, a GPU with a power limit lowers its clock within tens of milliseconds. How far depends
+on the work, so a short burst on a cool GPU tells nothing. Therefore each baseline runs alone in a
+loop, back to back, in three rounds. The second round has the reverse order, so that a baseline does
+not always follow the same neighbour. A loop gives the mean time of its runs, and the result is the
+median of the three means. A median over single runs would drop the slow runs at lower clocks,
+although a program with many layers pays for them. It would also need two events around each run,
+which separate runs that otherwise follow without a gap.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
         key: [batch, seqlen_k, num_heads_kv, head_dim].
         value: [batch, seqlen_k, num_heads_kv, head_dim_v].
         attn_mask: [batch, seqlen_k], which keys exist, or a mask for torch's function: booleans, or
-            numbers that are added to scores. Numbers up to -65504 hide a key; -10000, which some
-            models use, is added. Or a mask of ours.
-        dropout_p: Other than 0 goes to torch.
+            numbers that are added to scores. Numbers of -65504 or less hide a key; -10000, which
+            some models use, is added. Or a mask of ours.
+        dropout_p: If it is not 0, torch computes the call.
         is_causal: Query i sees key j if j <= i.
         scale: Factor on the scores. Defaults to head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q.

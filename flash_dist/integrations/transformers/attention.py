@@ -59,7 +59,7 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         attention_mask: Made by `make_mask`, or the caller's own mask, [batch or 1, num_heads_q or
             1, seqlen_q, seqlen_k]: booleans, or numbers that are added, of which -65504 and less
             hide a key. A query without visible keys gives zero.
-        dropout: Fraction of the weights that is dropped; 0 for one query of `generate`.
+        dropout: Fraction of the weights that is dropped; must be 0 for one query of `generate`.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
         sliding_window: Number of keys that a query sees, including its own; ignored if a mask is
             given.

@@ -1,11 +1,11 @@
 """The mask function: makes the mask of a forward, which transformers passes to its layers.
 
 For a single query the mask is None if all keys are visible. Otherwise it is an int32 tensor [batch,
-1, 2, 1] with the first visible key and the end: `generate` compiles such forwards, and a mask is an
-argument of them. For more queries it is a `LayerMask`, never None. Some models request a mask but
-have their own attention, which would show later keys if the mask were None. Such a model fails with
-a LayerMask, and with the int32 tensor for a single query. It would silently add booleans to the
-scores. Modules of encoders may claim to be causal, as in phi4_multimodal.
+1, 2, 1] with the first visible key and the end: `generate` compiles such forwards, with the mask as
+an argument. For more queries it is a `LayerMask`, never None. Some models request a mask but have
+their own attention. That attention fails with a LayerMask or the int32 tensor. It would silently
+show later keys with None, and silently add booleans to the scores. Modules of encoders may claim to
+be causal, as in phi4_multimodal, so None would hide keys from their queries.
 
 Padding is read here, once per forward, which waits for the GPU. The position in a static cache for
 more than one query, and documents that transformers itself has found, are read here as well.

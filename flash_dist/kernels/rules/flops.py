@@ -1,7 +1,7 @@
 """Floating-point operations of a call, for torch.utils.flop_counter.
 
-As for torch's own attention: two per multiply-add of the matrix products, over all (query, key)
-pairs, including masked ones.
+Counted as for torch's own attention: two operations per multiply-add of the matrix products, over
+all (query, key) pairs, including masked ones.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _sum_pairs(heads: int, queries: Sequence[int], keys: Sequence[int]) -> int:
 
 
 def _lengths(cu_seqlens: Tensor, longest: int) -> list[int]:
-    """Return the length of each sequence; the longest if the host does not know the values."""
+    """Return the length of each sequence, or `longest` for each if the host knows no values."""
     if not _is_real(cu_seqlens):
         return [longest] * (cu_seqlens.shape[0] - 1)
     lengths: list[int] = cu_seqlens.diff().tolist()
