@@ -44,7 +44,7 @@ _PATH: Final = {"_path", "path_type", "sha256", "size_in_bytes"}
 
 
 def find_foreign_members(path: Path) -> Iterator[str]:
-    """Describe the members of the archives that clients would unpack differently, or miss.
+    """Describe archive members that a client would miss, or unpack differently from this module.
 
     Raises:
         KernelsError: An archive cannot be read.

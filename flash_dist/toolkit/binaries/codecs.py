@@ -176,7 +176,7 @@ def decompress_lz4(data: bytes, size: int) -> bytes:
 
 
 def _read_length(data: bytes, place: int, length: int) -> tuple[int, int]:
-    """Return a length, the sum of a nibble and of bytes up to one below 255, and its end."""
+    """Return a length (a nibble plus bytes, up to a byte below 255) and the offset after it."""
     if length == _NIBBLE_FULL:
         while data[place] == _LENGTH_CONTINUES:
             length += _LENGTH_CONTINUES

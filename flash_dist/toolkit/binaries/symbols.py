@@ -2,7 +2,7 @@
 
 Names are looked up by hash, as the linker does, so only a few pages of a library of 400 MB are
 read. Sources: System V ABI, "Dynamic Linking"; Linux Standard Base, "Symbol Versioning"; for the
-GNU hash table, what binutils writes and glibc reads.
+GNU hash table, the sources of binutils and glibc.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
 
 
 def _judge_sets(environment: Environment, gpu: Gpu) -> CheckResult:
-    """Name the arch sets of a project that would serve this GPU, if there is no build."""
+    """If there is no build, name the project's arch sets that would serve this GPU."""
     sets = () if IMPORTED_AS else candidates_of(known_sets(), environment.machine)
     if not sets:
         summary = f"{describe_gpu(gpu)}: not judged, there is no build to judge it against"

@@ -1,4 +1,4 @@
-"""Fetches the target of an address, a file or an index page's best wheel, for as long as needed."""
+"""Fetches a file, or the best wheel of an index page, and deletes the download after use."""
 
 from __future__ import annotations
 

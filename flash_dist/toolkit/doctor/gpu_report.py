@@ -75,9 +75,9 @@ def check(devices: Iterable[int] | None = None) -> Report:
     """Judge the GPUs of this process against the code in the installed build.
 
     Prints nothing, runs no kernel and does not need torch. CUDA is not initialised in this process,
-    so that processes forked later can use it: a separate process asks the driver, once for each
-    setting of its variables, unless this one uses CUDA already. Reading the kernel library takes a
-    moment, so keep the result.
+    so that processes forked later can use CUDA. A separate process asks the driver, once for each
+    setting of the driver's variables; if this process already uses CUDA, it asks by itself. Reading
+    the kernel library takes a moment, so keep the result.
 
     Args:
         devices: GPU numbers, as in torch. None for all that this process sees.

@@ -106,7 +106,7 @@ class Record:
         """Return the checks to judge: those that are recorded and requested.
 
         Raises:
-            UsageError: A requested check was not examined there.
+            UsageError: A requested check is not in the record.
         """
         absent = sorted(name for name in choice.only if name not in self.choice)
         if absent:
@@ -207,7 +207,7 @@ def _require_sane(record: Record) -> None:
 
 
 def _escape(text: str) -> str:
-    """Write invisible characters as terminals show them."""
+    """Replace invisible characters by Python's escapes."""
     return "".join(
         char if is_clean(char) else char.encode("unicode_escape").decode() for char in text
     )

@@ -1,9 +1,9 @@
 """Every finding id as data: its meaning and its remedy.
 
-To add an id, add an entry to the module of its subject and import it where it is found; its
-constant's name becomes the id. `explain ID`, the HTML report, the hint after a fix and the page
-`findings.html` of the documentation follow. product.json has the findings of the
-package's own variables.
+To add an id, add an entry to the module of its subject, and import it where the check is; the name
+of its constant becomes the id. Nothing else changes: `explain ID`, the HTML report, the hint after
+a fix and the page `findings.html` of the documentation read the entries. product.json has the
+findings of the package's own variables.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def make_all(makers: Iterable[Callable[[], Any]]) -> list[Any]:
 
 
 class Stream(NamedTuple):
-    """Several images that are compressed as one, and the place of one of them in it."""
+    """Several images compressed as one stream, and the place of one image in the stream."""
 
     offset: int  # offset of the stream in the file
     packed: int

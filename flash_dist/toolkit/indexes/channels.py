@@ -1,6 +1,6 @@
 """Packages of other channels that are made of a wheel: their names and install commands.
 
-Each channel that links can lead to has a class here and a row in READERS.
+A channel that a page may link to has a class here and a row in READERS.
 """
 
 from __future__ import annotations

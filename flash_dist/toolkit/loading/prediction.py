@@ -283,7 +283,7 @@ class _Judge:
         return [one.shared for one in libraries.values()]
 
     def _torch_libraries(self) -> list[SharedObject]:
-        """Return torch's libraries: a module that is loaded after torch may omit them."""
+        """Return torch's libraries: a module that is loaded after torch need not name them."""
         folder = self.host.torch_folder
         paths = sorted(folder.glob("lib*.so")) if folder is not None else []
         opened = (self.host.linker.open(path) for path in paths)

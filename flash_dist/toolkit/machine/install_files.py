@@ -75,8 +75,8 @@ def read_install_files(
         name = (record.relative_to(folder).as_posix(),)
         readable = os.access(record, os.R_OK)
         return replace(found, changed=name) if readable else replace(found, unreadable=name)
-    # Without caches, and without scripts outside: `pip install --target` and copies leave those
-    # behind.
+    # Ignore caches, and scripts outside of the folder: `pip install --target` and copies of the
+    # folder leave these scripts elsewhere.
     known = {str(one): one for one in listed if ".." not in one.parts and not _is_cache(one)}
     judged = {name: _judge(folder, file) for name, file in known.items()}
     missing, changed, unreadable = (

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # Findings for an unusable torch, by its status.
 TORCH_PROBLEMS: Final = {"absent": TORCH_ABSENT, "broken": TORCH_BROKEN, "shadowed": TORCH_SHADOWED}
 
-# `pip install torch` does nothing while the metadata exists.
 _INDEX = "https://download.pytorch.org/whl"
 _IMPORTED = ("torch", "numpy", "typing_extensions")  # packages that `import torch` imports
 
@@ -130,6 +129,7 @@ def _again(version: str) -> str:
         return f"install torch {version} again, from the same index"
     pin = f"=={version}" if version else ""
     index = f" --index-url {_INDEX}/{local}" if local else ""
+    # Without `--force-reinstall` pip does nothing while the metadata exists.
     return f"`pip install --force-reinstall --no-deps torch{pin}{index}`"
 
 

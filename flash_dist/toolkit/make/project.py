@@ -56,9 +56,8 @@ NOT_INSTALLED: Final = tuple(
 PYPROJECT: Final = ROOT / "pyproject.toml"
 GROUPS: Final = TOOLKIT / "pyproject.toml"  # with the requirements for building and publishing
 README: Final = ROOT / "README.md"
-SETS_FILE: Final = (
-    PACKAGE / "archsets.json"
-)  # in every wheel, and a source of packages that include the toolkit
+# In every wheel. Only in a package that contains the toolkit, it is a source file.
+SETS_FILE: Final = PACKAGE / "archsets.json"
 PRODUCT_FILE: Final = PACKAGE / FILE_NAME
 BUILD_FOLDER: Final = f"{VARIABLES}BUILD_DIR"  # the variable with the folder of objects
 TEMPORARY: Final = f"{NAME}-"  # prefix of temporary folders

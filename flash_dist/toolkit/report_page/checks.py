@@ -52,7 +52,7 @@ def _step_line(group: Group) -> Markup:
 
 
 def _step(check: Json) -> Iterator[Markup]:
-    """Return the fix; if there is none, a step that may make one unnecessary."""
+    """Return the fix; if there is none, the first detail."""
     if check["fix"]:
         yield show_fix(check["fix"])
     else:

@@ -1,4 +1,4 @@
-"""Base class of the selftest's cases, which the package derives.
+"""Base class of the selftest's cases. A package derives its own cases from it.
 
     from ._toolkit.selftest.case import Case, make_values
 

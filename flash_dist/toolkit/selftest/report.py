@@ -18,7 +18,7 @@ _DIGITS: Final = 32
 
 
 def hash_bytes(data: bytes | ctypes.Array[ctypes.c_char]) -> str:
-    """Return the first 128 bits of the SHA-256, in hexadecimal: a wheel has thousands."""
+    """Return the first 128 bits of the SHA-256, in hexadecimal. A wheel has thousands of hashes."""
     return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 

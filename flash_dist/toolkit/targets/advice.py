@@ -110,7 +110,7 @@ def _list(devices: Iterable[Device]) -> str:
 def covering_set(
     devices: Iterable[Device], archsets: Iterable[ArchSet], floor: Device = FLOOR
 ) -> ArchSet | None:
-    """Return the one arch set for these GPUs, except those that no build can serve."""
+    """Return the one arch set for these GPUs; ignore GPUs that no build can serve."""
     able = _servable(devices, floor)
     return next(iter(sets_for(able, archsets)), None) if able else None
 
@@ -313,7 +313,7 @@ def driver_fix(
     devices: Iterable[Device] = (),
     jit: JitPolicy = ALLOWED,
 ) -> str:
-    """Return the step for a driver that is too old, or the set that an older one loads.
+    """Return the step if the driver is too old: a newer driver, or a set that the driver loads.
 
     Args:
         build: The build that the driver does not load.

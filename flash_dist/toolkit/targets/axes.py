@@ -63,7 +63,7 @@ class Word:
 
     name: str
     floor: Device  # the first compute capability that has the instruction
-    part_of: str = ""  # a word that implies this one, so that messages omit it
+    part_of: str = ""  # a word that implies this word, which messages then omit
 
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> Word:
@@ -345,10 +345,10 @@ def name_sizes(sizes: Iterable[int]) -> str:
 def smallest_size(
     sizes: Iterable[tuple[int, ...]], asked: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Return the compiled sizes that serve those of a call; None if none do.
+    """Return the compiled sizes that serve the sizes of a call; None if there are none.
 
-    These have the least sum and, among equals, the least last size: 160 and 128 take 192/128 and
-    not 160/160.
+    Return the sizes with the least sum and, among equals, with the least last size: a call with 160
+    and 128 uses 192/128 and not 160/160.
     """
     holding = (one for one in sizes if all(a >= b for a, b in zip(one, asked, strict=True)))
     return min(holding, key=lambda one: (sum(one), one[::-1]), default=None)

@@ -1,4 +1,4 @@
-"""Kernels that serve the calls that other kernels leave, as stated in a build's manifest."""
+"""Fallbacks: the kernels for calls that others do not serve, as stated in a build's manifest."""
 
 from __future__ import annotations
 

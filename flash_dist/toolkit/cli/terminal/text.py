@@ -39,7 +39,7 @@ def printable_error(error: KernelsError) -> str:
 
 
 def spell(text: str) -> str:
-    """Replace this program's command in a text by the one that started it, such as `NAME.pyz`."""
+    """Replace this program's command in a text by the file that was started, such as `NAME.pyz`."""
     called = sys.argv[0] if sys.argv else ""
     if not called.endswith(".pyz"):
         return text
@@ -53,7 +53,7 @@ def spell(text: str) -> str:
 
 
 def escape_unknown(stream: IO[str]) -> None:
-    """Escape characters that a stream's encoding lacks, as stderr does; names may hold any."""
+    """Escape characters that a stream's encoding lacks: names may hold any character."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 

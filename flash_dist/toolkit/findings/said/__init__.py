@@ -1,1 +1,1 @@
-"""Entries that explain messages of others, which our checks do not report, or rarely."""
+"""Entries that explain messages of other programs. Our checks report few of these causes."""

@@ -4,8 +4,8 @@ A container is a 16-byte header, which NVIDIA publishes with the wrapper (`fatbi
 the toolkit), and entries. Damage ends a container with a warning; reading continues after it.
 
 Cubins may lie in a program's data without a container: the program passes their address to the
-driver. Packages
-that embed the output of `nvcc -cubin` store them unchanged; cuBLASLt has 409, each a frame of zstd.
+driver. Packages that embed the output of `nvcc -cubin` store cubins unchanged; cuBLASLt has 409,
+each a frame of zstd.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Walk:
     warnings: list[str] = field(default_factory=list)
     containers: int = 0
     starts: dict[int, int] = field(default_factory=dict)  # number of each container by its offset
-    ends: dict[int, int] = field(default_factory=dict)  # end of what was read, by the offset
+    ends: dict[int, int] = field(default_factory=dict)  # end of the bytes read, by the same offset
     tries: int = MOST_TRIED
 
     def warn(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Packs a wheel or the sources with setuptools: a project's compiled and described content.
+"""Packs a project's wheel, or its sources, with setuptools.
 
 setuptools reads `[project]` and `[tool.setuptools]` of pyproject.toml as usual. This module adds
 everything that depends on the arch set: version, dependencies, the libraries and the record of the
@@ -111,7 +111,7 @@ class BuildNative(build_ext):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         version = str(self.distribution.get_version())
-        manifest = make_manifest(build, options, package, version)  # with build_py's modules
+        manifest = make_manifest(build, options, package, version)  # has build_py's modules
         (package / MANIFEST).write_text(manifest.to_text(), encoding="utf-8")
         for name, data in recordings_of(manifest).items():
             (package / name).write_bytes(data)

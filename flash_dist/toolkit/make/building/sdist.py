@@ -1,8 +1,7 @@
 """Packs the sources into dist/PACKAGE-X.tar.gz, and checks the archive from a user's view.
 
-Sources packed again from the archive must give the same bytes; the files must be those known to
-git; an isolated environment must be able to make a wheel's metadata from the
-archive.
+Sources packed again from the archive must give the same bytes. The files must be those known to
+git. An isolated environment must be able to make a wheel's metadata from the archive.
 """
 
 from __future__ import annotations

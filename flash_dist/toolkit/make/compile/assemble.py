@@ -1,8 +1,8 @@
 """Assembles the PTX of a wheel offline for every GPU that might compile it at run time.
 
-The build itself never assembles PTX, so only this step predicts the result of the driver's
-compiler: registers and spills, for the PTX's own number and for every newer published target
-without SASS in the build, in the shared-memory plan of its GPUs.
+The build itself never assembles PTX, so only this step predicts the registers and spills of the
+driver's compiler. PTX is assembled for its own number and for every newer published target without
+SASS in the build. For each target, only kernels with the shared-memory plan of its GPUs count.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class KernelResources:
 def parse_ptxas(text: str) -> list[KernelResources]:
     """Read the kernels in the output of one or several parallel ptxas runs.
 
-    Their lines may be mixed: a frame belongs to the first kernel of its name that still lacks one.
+    Their lines may be mixed: a frame belongs to the first kernel of its name without a frame.
     Functions that were not inlined have frames of their own.
     """
     kernels: list[KernelResources] = []

@@ -49,7 +49,7 @@ def find_c_kernels(text: str) -> Iterator[str]:
     """Yield the names of kernels that are defined `extern "C"`.
 
     Kernels in conditional blocks, in anonymous namespaces and with names of macros are left out:
-    they may not exist, or have another name.
+    such kernels may not exist, or may have another name.
     """
     code = blank_out(SPLICE.sub("", text))
     macros = set(_MACRO.findall(code))

@@ -1,7 +1,7 @@
 """Reads the axes and the table of kernels of `[tool.kernels.dispatch]`, and checks them.
 
-`kernels.table` reads the same file for the axes of the package that is built. This module checks
-the file with the axes of its own declaration.
+`kernels.table` reads the same file with the axes of the package that is built. This module checks
+the file with the axes of the declaration that names the file.
 """
 
 from __future__ import annotations

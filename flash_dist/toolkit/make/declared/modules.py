@@ -145,7 +145,7 @@ def find_import(wanted: str, package: Path, module: str = "__init__") -> Place |
 
 
 def _find_modules(package: Path, names: list[str]) -> Iterator[Path]:
-    """Yield the files that an import of the package's module runs, without its own `__init__`."""
+    """Yield the files that importing a module runs, except the package's own `__init__`."""
     place = package
     for name in names:
         place = place / name

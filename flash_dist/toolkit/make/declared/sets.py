@@ -174,7 +174,7 @@ def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str
 
 
 def describe_gaps(source: Path | Mapping[str, Any]) -> Iterator[str]:
-    """Say for each CPU why an index could have no set for a client that names none."""
+    """Say for each CPU why an index could have no default set."""
     for machine in dict.fromkeys(one.machine for one in load_archsets(source).values()):
         gap = _describe_gap(source, machine)
         if gap:

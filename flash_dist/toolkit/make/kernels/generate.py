@@ -8,7 +8,7 @@ whatever arch lists it is configured with.
     OUT/product.h                the namespace of the package
     OUT/names.h                  its names, for host code
     OUT/plans.h                  shared-memory plans, and tile constants of every row
-    OUT/<own>.h                  those of families that name a separate header
+    OUT/<own>.h                  the same of families that name a separate header
     OUT/roles.h                  roles, families and axes, and their fallbacks
     OUT/targets/<target>/*.cu    kernels: one file per family; PTX: one per kernel
     OUT/variants.inc             KERNEL_VARIANT(...) lines of the arch list, for the dispatcher

@@ -101,8 +101,7 @@ class Family:
 
         Raises:
             KernelsError: The name is not allowed. A family for all targets has the name of its
-            role.
-                A family for some targets is named `<role>_sm<number>`, or
+                role. A family for some targets is named `<role>_sm<number>`, or
                 `<role>_<axis>_sm<number>` with the axis `last`.
         """
         numbers = sorted({target.number for target in self.targets})
@@ -140,9 +139,10 @@ class Family:
 
 
 def split_last(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a [[family]] table, and another for those of its rows with the axis `last`.
+    """Yield a [[family]] table, and another table for its rows with the axis `last`.
 
-    A row names the constants that differ. Types are named likewise: `FwdScoredSm90Config`.
+    The axis of a row holds the constants that differ. The names of types contain the axis:
+    `FwdScoredSm90Config`.
     """
     rows = [{**row} for row in data["rows"]]
     changes = [row.pop(AXES.last, None) for row in rows]

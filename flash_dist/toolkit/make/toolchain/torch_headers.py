@@ -2,8 +2,8 @@
 
 `torch_headers.toml` pins the torch version and the SHA-256 of every header. The headers come from a
 wheel that pip can already see (find-links), else by range requests from the wheel on the package
-index. TORCH_ROOT, or an installed torch without an index, are used directly. Without any of them, a
-build requires torch from its frontend: pip may have it in a folder that only pip knows.
+index. TORCH_ROOT is used directly, and so is an installed torch if there is no index. Without any
+of these, a build requires torch from its frontend: pip may have it in a folder that only pip knows.
 
     python -m PACKAGE.toolkit.make.toolchain.torch_headers           fetch the pinned headers
     python -m PACKAGE.toolkit.make.toolchain.torch_headers --lock    pin those of the binding
