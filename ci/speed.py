@@ -42,7 +42,7 @@ CALLS: Final = (  # public function, and its name in results
 
 
 def load(name: str) -> tuple[Row, ...]:
-    """Read the rows of one file of results, except those launched call by call."""
+    """Read the rows of one file of results, except the rows with eager launches."""
     rows = read_report(RESULTS / f"h200-{name}.json").rows
     return tuple(row for row in rows if not row.eager)
 

@@ -325,7 +325,7 @@ def read_whole(value: object) -> int | None:
 
 
 def require_whole(name: str, value: object) -> int:
-    """Return an int as `read_whole` does; raise TypeError for other types."""
+    """Return an integer of any kind as an int, see `read_whole`; raise TypeError for others."""
     number = read_whole(value)
     if number is None:
         message = f"{name} must be an int, got {describe_value(value)}"

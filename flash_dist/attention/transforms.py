@@ -1,7 +1,7 @@
 """Attention under torch.func: grad, vjp, vmap, and transforms made of these.
 
 These transforms need an autograd.Function of another form, which makes every call slower. So calls
-without transforms use a separate one, see autograd.py. vmap moves its axis into the batch: one
+without transforms use another Function, see autograd.py. vmap moves its axis into the batch: one
 launch.
 """
 

@@ -21,7 +21,7 @@ _KILO: Final = 1024
 
 @dataclass(frozen=True)
 class Group:
-    """The shapes of one panel, and a title of two lines that tells it from the others."""
+    """The shapes of one panel, and a title of two lines that no other panel has."""
 
     title: tuple[tuple[str, ...], ...]
     rows: list[Row]

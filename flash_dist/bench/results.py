@@ -267,7 +267,7 @@ def best_peer(row: Row, pass_: str) -> str | None:
 
 
 def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
-    """Divide our rates with documents of unequal lengths by those with equal lengths.
+    """Divide our rates with documents of unequal lengths by our rates with equal lengths.
 
     Returns:
         The row with unequal lengths, the pass and the ratio.
@@ -282,7 +282,7 @@ def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 
 
 def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
-    """Divide our rates with packed documents by those with the same documents as a batch.
+    """Divide our rates with packed documents by our rates with the same documents as a batch.
 
     Returns:
         The row with packed documents, the pass and the ratio.

@@ -1,4 +1,4 @@
-"""The functions of this package under other packages' names, for programs that use those."""
+"""The functions of this package under other packages' names, for programs that use these names."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class float32_precision(Choice):  # noqa: N801 - called as a function
     A choice belongs to one thread and applies to its calls of every attention function. Threads
     without a choice, such as autograd's, use the current choice of the main thread. A backward uses
     the choice of its forward. torch.compile stores the choice in the graph, and recompiles for
-    another one. An argument `float32_precision` takes precedence.
+    another choice. An argument `float32_precision` takes precedence.
 
     Args:
         precision: "tf32x3" or "ieee".
@@ -180,7 +180,7 @@ class match_kvcache(Choice):  # noqa: N801 - called as a function
     supported, and the calls on the cache must be within the choice, too.
 
     A choice belongs to one thread; threads without a choice use the current choice of the main
-    thread. torch.compile stores the choice in the graph, and recompiles for another one. An
+    thread. torch.compile stores the choice in the graph, and recompiles for another choice. An
     argument `match_kvcache` takes precedence. If a backward outside of the block recomputes a
     checkpointed layer, the recomputed results have other bits: run the backward inside, too.
 

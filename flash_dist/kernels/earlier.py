@@ -1,4 +1,4 @@
-"""Operators under the names that earlier versions used; each calls a current one.
+"""Operators under the names that earlier versions used; each calls a current operator.
 
 torch.export, AOTInductor and Inductor's disk cache save an operator by its name and schema.
 flash_dist itself does not call these.

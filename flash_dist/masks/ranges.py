@@ -94,7 +94,7 @@ def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Ten
 def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
     """Return what `_key_ranges_by_pair` returns, with less memory but more kernels.
 
-    The memory is that of the tiles of one axis; there are some kernels for each power of 2. A run
+    The memory is for the tiles of one axis; there are some kernels for each power of 2. A run
     of key tiles is covered by two overlapping runs, each as long as the largest power of 2 that
     fits. Entry n for a length holds the query tiles that see the run from n on. Each entry is then
     passed on to both halves of its run.

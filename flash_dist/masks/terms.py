@@ -117,7 +117,7 @@ class LengthsTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class PaddingTerm(LengthsTerm):
-    """Each query sees the existing keys, those that are no padding."""
+    """Each query sees the existing keys, but no padding."""
 
     name = "padding"
     at_end: bool  # the padding comes after the keys

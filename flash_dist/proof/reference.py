@@ -34,7 +34,7 @@ def name_results(*values: torch.Tensor | None) -> Tensors:
 
 
 def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) -> float:
-    """Return the allowed absolute error of a tensor: twice that of plain half precision.
+    """Return the allowed absolute error of a tensor: twice the error of plain half precision.
 
     For float32 it is 1e-4 of the largest value instead.
 

@@ -1,8 +1,8 @@
 """Attention of other packages, which have an argument for determinism.
 
 `fa4` is flash_attn.cute, `fa3` calls the kernels of flash_attn_3, `cudnn-flex` is the interval
-attention of cudnn-frontend. Their functions differ between releases. If the installed one lacks an
-argument, the call raises; arguments are never dropped.
+attention of cudnn-frontend. Their functions differ between releases. If the installed release lacks
+an argument, the call raises; arguments are never dropped.
 """
 
 from __future__ import annotations

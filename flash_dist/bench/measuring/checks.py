@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def check_baselines(baselines: Baselines, tell: Callable[[str], None]) -> None:
-    """Run all baselines once, ours first, because the others are compared with it."""
+    """Run all baselines once. Ours is first, because the others are compared with ours."""
     results: Results = {}
     for name in [name for name in baselines.entries if name != COPY]:
         tell(f"{baselines.problem.shape.name}: test {name}")

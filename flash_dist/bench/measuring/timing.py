@@ -151,7 +151,7 @@ class Chunk:
 
 
 def _loop_warm(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
-    """Run back to back; L2 holds what the previous run has left there."""
+    """Run back to back: each run finds in L2 what the previous run has left there."""
     chunk = Chunk.of(found, min(_CHUNK_SECONDS, seconds / _CHUNKS))
     lead = seconds * LEAD
     if found.milliseconds / 1e3 < lead:  # otherwise a single run is as long as the warm-up

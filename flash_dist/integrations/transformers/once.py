@@ -60,7 +60,7 @@ def is_added(mask: Tensor) -> bool:
 def cut_added(
     module: torch.nn.Module, name: str, numbers: Tensor, shape: tuple[int, int, int, int]
 ) -> Tensor:
-    """Return added numbers without those past the last key, all of which must hide their keys.
+    """Drop the numbers past the last key, all of which must hide their keys; return the rest.
 
     Raises:
         ValueError: A number past the last key does not hide its key, or must not be read.
