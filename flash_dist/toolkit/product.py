@@ -121,7 +121,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
 def _by_itself() -> Product:
     """Return the product of a toolkit that is installed by itself.
 
-    It has no module of the project's package: the wheel of that package has its own toolkit.
+    The product names no module of the project's package, whose wheel has a toolkit of its own.
     """
     subcommands = {"new": "make.scaffold", "requirements": "make.requirements"}
     if PROJECT_FOLDER is None:

@@ -1,6 +1,6 @@
 """Sessions of nox for a project that builds its kernels with this toolkit.
 
-Write `from fatwheel.sessions import *` in its noxfile.py; `nox -l` lists them.
+Write `from fatwheel.sessions import *` in the project's noxfile.py; `nox -l` lists the sessions.
 """
 
 from __future__ import annotations

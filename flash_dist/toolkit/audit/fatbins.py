@@ -137,7 +137,7 @@ class _Fatbins:
 
     judged: Mapping[int, Sequence[Arch]]
     with_kernels: Sequence[int]  # every fatbin, if no image was opened
-    together: Mapping[int, Sequence[Arch]]  # targets of a fatbin and of those grouped with it
+    together: Mapping[int, Sequence[Arch]]  # targets of a fatbin and of its group
     complete: Sequence[Sequence[Arch]]  # targets of each object that was linked on the device
     bound: AbstractSet[int]  # fatbins whose kernels are meant for their single target
 

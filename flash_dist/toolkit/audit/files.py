@@ -1,8 +1,8 @@
 """Lists the files that a wheel of this package may hold. Every other file is foreign.
 
 An installer puts everything in a wheel into site-packages: a `.pth` file runs with every Python, a
-folder `torch` replaces torch's files, `*.data/scripts` replaces those in `bin`. So only the package
-and its dist-info are allowed, under names that mean one file on every file system.
+folder `torch` replaces torch's files, `*.data/scripts` replaces programs in `bin`. So only the
+package and its dist-info are allowed, under names that mean one file on every file system.
 """
 
 from __future__ import annotations

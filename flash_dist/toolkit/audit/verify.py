@@ -1,4 +1,4 @@
-"""Checks that a wheel or conda package is the one released, and as declared. Fails closed.
+"""Checks that a wheel or conda package is the released file, and as declared. Fails closed.
 
 RECORD and the bill of materials are inside the wheel, so whoever changes the wheel can change them
 too. Only a manifest from another source can prove that the wheel is unchanged.
@@ -257,7 +257,7 @@ def check_metadata(path: Path) -> CheckResult:
 
 
 def check_conda_archive(path: Path) -> CheckResult:
-    """Check that a conda package holds only regular files, and each byte belongs to one."""
+    """Check that a conda package holds only regular files, and that each byte belongs to a file."""
     problems = list(find_foreign_members(path))
     if problems:
         summary = "the archives of the conda package hold more than files"

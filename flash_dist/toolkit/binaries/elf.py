@@ -124,7 +124,7 @@ def _read_sections(
 
 
 def check_overlap(kind_of_file: str, sections: Iterable[Section], file_size: int) -> None:
-    """Check that sections hold not much more data than the file, which bounds the work.
+    """Check that sections hold not much more data than the file: this bounds the work.
 
     NOTE: sections past the end are no error here: old cubins have one, `.nv_debug.shared`.
 

@@ -67,7 +67,7 @@ def check_variables(environment: Environment) -> CheckResult:
 
 
 def check_neutral(environment: Environment) -> CheckResult | None:
-    """Name the variables of a what-if that no verdict depends on; None if there are none."""
+    """In a what-if, name the variables that affect no verdict; None if there are none."""
     named = [name for name in _NEUTRAL if name in environment.variables]
     if not environment.what_if or not named:
         return None

@@ -69,7 +69,7 @@ class CheckChoice:
         return name not in self.skip and (not self.only or name in self.only)
 
     def require_known(self, names: Iterable[str]) -> None:
-        """Reject names that are no check, and a choice that leaves none.
+        """Reject names that are no check, and a choice that leaves no check.
 
         Raises:
             UsageError: A name is unknown, or no check is left.

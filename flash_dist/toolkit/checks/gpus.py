@@ -141,7 +141,7 @@ def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> Check
 def check_any_gpu(environment: Environment) -> CheckResult:
     """Report that there is no GPU, and what remains unknown."""
     cuda = environment.cuda
-    reason = cuda.reason if cuda.status == "ok" else ""  # else the driver check has it
+    reason = cuda.reason if cuda.status == "ok" else ""  # else the driver check reports it
     summary = "no GPU was found, so nothing could be tested" + (f" ({reason})" if reason else "")
     fix = f"`{PROGRAM} doctor --gpu 8.6,9.0 --driver 580` judges other GPUs"
     return CheckResult("skip", summary, fix=fix, entry=NO_GPU)

@@ -1,4 +1,4 @@
-"""Compares the GPUs that CUDA shows with those of nvidia-smi: number, order and MIG.
+"""Compares the GPUs that CUDA shows with the GPUs of nvidia-smi: number, order and MIG.
 
 Sources: CUDA Programming Guide, "CUDA Environment Variables" (CUDA_VISIBLE_DEVICES ends at the
 first invalid entry; CUDA_DEVICE_ORDER is FASTEST_FIRST unless set); MIG User Guide, "CUDA Device

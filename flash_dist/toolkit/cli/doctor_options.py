@@ -32,7 +32,7 @@ _ALONE: Final = {  # options that require --gpu, with the reason
 
 
 class _Values(NamedTuple):
-    """Valid values of a variable. An empty one counts as not set."""
+    """Valid values of a variable. A variable with an empty value counts as not set."""
 
     pattern: str
     words: str

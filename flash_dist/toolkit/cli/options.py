@@ -90,7 +90,7 @@ def add_imagined(parser: argparse.ArgumentParser, *, gpu: str, driver: str) -> N
 
 
 def parse_path(text: str) -> Path:
-    """Read a path. Reject an empty one, which would mean the current folder."""
+    """Read a path. Reject an empty path, which would mean the current folder."""
     if not text:
         message = "a path must name a file or folder, got an empty one"
         raise UsageError(message, hint="`.` is the current folder")

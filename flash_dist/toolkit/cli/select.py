@@ -162,7 +162,7 @@ def parse_python(text: str) -> str:
 
 
 def _machine(args: argparse.Namespace) -> str:
-    """Return the kind of CPU to select for: the most common kind if the real one has no set."""
+    """Return the kind of CPU to select for: the real one, or the most common if that has no set."""
     here = platform.machine()
     return args.machine or (here if here in MACHINES else DEFAULT_MACHINE)
 

@@ -136,7 +136,7 @@ class Code:
 
     @property
     def name(self) -> str:
-        """The name of the code in the driver, else that in the runtime."""
+        """The driver's name of the code, or else the runtime's name."""
         return f"CUDA_ERROR_{self.driver}" if self.driver else f"cudaError{self.runtime}"
 
 

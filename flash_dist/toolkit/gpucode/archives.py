@@ -154,7 +154,7 @@ def _open_zip(path: str, budget: Budget) -> Iterator[Library | Unread]:
 
 
 def _is_bare(name: str) -> bool:
-    """Tell if a name has no suffix, like that of a program."""
+    """Tell if a name has no suffix, like the name of a program."""
     return "." not in name.rpartition("/")[2]
 
 

@@ -166,7 +166,7 @@ def _judge_kernel(bodies: dict[Arch, Body]) -> dict[Arch, Verdict]:
 
 
 def _judge(arch: Arch, bodies: dict[Arch, Body]) -> Verdict:
-    """Judge a body by those of the same kernel: SASS with SASS, PTX with PTX."""
+    """Compare a body with the kernel's other bodies: SASS with SASS, PTX with PTX."""
     others = {other: body.instructions for other, body in bodies.items() if other != arch}
     peers = [length for other, length in others.items() if other.ptx == arch.ptx]
     if not peers:

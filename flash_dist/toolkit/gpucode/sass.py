@@ -1,8 +1,8 @@
 """Measures the bodies of kernels: their length, and whether they only report an error.
 
 A kernel guarded by `__CUDA_ARCH__` exists for every target, but where it was compiled out its body
-is empty or just prints, asserts or traps. NVIDIA documents neither opcodes nor attributes; those
-below were found with NVIDIA's own disassembler on code for sm_75 to sm_121.
+is empty or just prints, asserts or traps. NVIDIA documents neither opcodes nor attributes; the
+numbers below were found with NVIDIA's own disassembler on code for sm_75 to sm_121.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _opcode(word: tuple[int, int]) -> int:
 
 
 def _effective_length(words: list[tuple[int, int]]) -> int:
-    """Count instructions before the padding: NOPs, and the branch to itself before them."""
+    """Count instructions before the padding, which is a branch to itself and NOPs."""
     length = len(words)
     while length and _opcode(words[length - 1]) == _NOP:
         length -= 1
@@ -194,7 +194,7 @@ def _without_noise(text: bytes, budget: Budget) -> bytes:
 def _without_blocks(marked: bytes) -> bytes:
     """Replace comments of several lines by spaces; compilers do not write such comments.
 
-    NOTE: no pattern finds their ends as fast as find does.
+    NOTE: `bytes.find` finds their ends faster than any pattern.
     """
     kept: list[bytes] = []
     place = 0

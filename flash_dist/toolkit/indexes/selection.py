@@ -1,4 +1,4 @@
-"""Chooses the arch set for some GPUs: the smallest of those that serve them best.
+"""Chooses the arch set for some GPUs: the smallest of the sets that serve the GPUs best.
 
 Pure functions. `order_of_sets` defines best: most GPUs served, most with SASS, most natively. A set
 without a local wheel is judged by its targets, and a wheel by its manifest.

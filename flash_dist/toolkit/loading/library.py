@@ -98,8 +98,8 @@ def last_variant() -> dict[str, dict[str, Any]]:
 def recorded_plans() -> Iterator[list[dict[str, Any]]]:
     """Record the plans of this process's calls, of any thread; the list is filled at the end.
 
-    Each call has an entry with the library's decisions on it, then one for each launch with the
-    symbol of its `kernel`.
+    Each call has an entry with the library's decisions, followed by an entry for each launch with
+    the symbol of its `kernel`.
 
     Raises:
         ExtensionError: The library does not load, or its version cannot record.

@@ -214,7 +214,7 @@ class LoadHost:
     prefix: Path = Path(sys.prefix)
 
     def torch_extensions(self) -> tuple[Path, ...]:
-        """Return torch's own extension modules, that of this Python first."""
+        """Return torch's own extension modules, the one for this Python first."""
         if self.torch_folder is None:
             return ()
         found = sorted(self.torch_folder.parent.glob("_C.*.so"))

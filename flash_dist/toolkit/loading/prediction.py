@@ -199,7 +199,7 @@ class _Judge:
         return self.host.torch.status == "ok" and not self.host.torch.cuda
 
     def _judge_versions(self, closure: Closure) -> Iterator[Finding]:
-        """Compare the versions needed with those defined, as the linker does first."""
+        """Compare the needed versions with the defined versions; the linker does this first."""
         seen: set[tuple[str, str]] = set()
         for one in closure.libraries.values():
             file = self.label if one is self.root or one.path is None else one.path.name

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Installed:
-    """The installed build. A problem is empty if the manifest or library was read without one."""
+    """The installed build. A problem is an empty text if the manifest or library could be read."""
 
     build: Build | None = None  # from the library if it can be read, else the manifest
     library: str = ""  # path; empty if there is none

@@ -1,7 +1,7 @@
 """Finds a folder or file that Python imports instead of an installed package.
 
-`python -m` searches its working folder before all others, then those in PYTHONPATH: a script called
-`torch.py` there hides torch.
+`python -m` searches its working folder first, and then the folders in PYTHONPATH: a script called
+`torch.py` in one of them hides torch.
 """
 
 from __future__ import annotations

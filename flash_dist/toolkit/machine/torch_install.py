@@ -175,7 +175,7 @@ class TorchCode:
 
 
 def read_torch_code(folder: Path | None = None) -> TorchCode:
-    """Read the headers of GPU code in a folder of libraries; by default those of torch."""
+    """Read the headers of GPU code in a folder of libraries, by default the folder of torch."""
     folder = folder or find_torch_libraries()
     if folder is None:
         return TorchCode(reason="torch is not installed, or has no libraries")

@@ -311,7 +311,7 @@ def _add_channel(row: Row, prepare: Session) -> None:
 
 
 def share_links() -> None:
-    """Let uv search pip's folders of local wheels: it does not read pip's settings."""
+    """Let uv search pip's folders of local wheels: uv does not read pip's settings."""
     links = os.environ.get("PIP_FIND_LINKS", "").split()
     if links:
         os.environ.setdefault("UV_FIND_LINKS", ",".join(links))

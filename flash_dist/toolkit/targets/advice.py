@@ -152,7 +152,7 @@ def explain_refusal(
 
 
 def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device]) -> Build:
-    """Drop the arch sets that a driver does not load, unless only they serve the GPUs."""
+    """Drop the arch sets that a driver does not load, if another set serves the GPUs."""
     if driver is None:
         return build
     able = _servable(devices, build.floor)

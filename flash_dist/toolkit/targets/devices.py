@@ -201,7 +201,7 @@ def format_version(version: Version) -> str:
 
 
 def driver_cuda(branch: int) -> Version:
-    """Return the CUDA version of a driver branch; between two known branches, that of the older."""
+    """Return the CUDA version of a driver branch, or of the last known branch before it."""
     known = sorted(DRIVER_CUDA)
     place = bisect_right(known, branch)
     return DRIVER_CUDA[known[place - 1]] if place else (9, 0)
@@ -218,7 +218,7 @@ def last_driver(cuda: Version) -> int:
 
 
 def toolkit_driver(toolkit: str) -> int | None:
-    """Return the first driver branch that runs SASS of this toolkit: that of its CUDA major.
+    """Return the first driver branch that runs SASS of this toolkit: the first for its CUDA major.
 
     Minor-version compatibility makes the minor irrelevant to SASS (580 for 13.x, 525 for 12.x).
     """

@@ -36,7 +36,7 @@ def first_branch(serves: Callable[[Driver], bool]) -> int | None:
 def serve(
     archset: ArchSet, devices: Iterable[Device], driver: Driver | None = None
 ) -> list[str] | None:
-    """Say how a set serves each GPU; None if one is certainly not served."""
+    """Say how a set serves each GPU; None if a GPU is certainly not served."""
     origin = Origin(archset.toolkit, None, toolkit_compression(archset.toolkit))
     hows: list[str] = []
     for device in devices:

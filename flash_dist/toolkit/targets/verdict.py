@@ -82,7 +82,7 @@ class Variant:
     plan: int = 0  # KB of shared memory; 0 needs no opt-in
     origin: Origin = DEFAULT_ORIGIN
     proof: str = ""  # "native", "jit", "assembled"; empty if unknown
-    comes_last: bool = False  # tried after those of other families
+    comes_last: bool = False  # tried after variants of other families
 
     @classmethod
     def of(  # noqa: PLR0913 - what is known of it

@@ -83,7 +83,7 @@ def print_result(console: Console, result: CheckResult, *, verbose: bool = False
 def layout_result(
     result: CheckResult, width: int | None, *, verbose: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Return the lines of a result, and those of its fix; without a width a sentence is one line.
+    """Return the lines of a result and of its fix. Without a width, a sentence is one line.
 
     Background details appear only after a failure or on request.
     """

@@ -212,7 +212,7 @@ def _measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
 
 
 def _is_accelerated(data: FileView, place: int, raw: Header) -> bool:
-    """Tell if the header has a copy of the cubin's attributes: code for one chip alone."""
+    """Tell if code is for one chip alone, by the header's copy of the cubin's attributes."""
     if not raw.flags & _BINARY_OPTIONS or not raw.options_offset:
         return False
     start = place + raw.options_offset

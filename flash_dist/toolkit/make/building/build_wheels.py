@@ -1,6 +1,6 @@
 """Builds one wheel per arch set into dist/<set>/ with this machine's compiler, and audits it.
 
-`nox -s build_wheels` uses it if no container engine answers, or with `--native`.
+`nox -s build_wheels` runs this module if no container engine answers, or with `--native`.
 """
 
 from __future__ import annotations

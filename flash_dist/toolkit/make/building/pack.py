@@ -166,7 +166,7 @@ class SdistWithSources(sdist):
 
 
 def _list_sources() -> Iterator[str]:
-    """Yield the files in the table, and those of a clone or of unpacked sources."""
+    """Yield the files that the table names, and the files of a clone or of unpacked sources."""
     if EMBEDDED:  # then MANIFEST.in lists everything
         return
     unpacked = [ROOT] if (ROOT / "PKG-INFO").is_file() else []

@@ -59,7 +59,7 @@ def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
 def targets_of(ptx: Arch, published: Iterable[ArchSet], built: Iterable[Arch] = ()) -> list[Arch]:
     """Return the SASS target with the number of the PTX, and every newer one of published sets.
 
-    Exclude those whose GPUs run SASS of `built`: their driver never compiles the PTX.
+    Exclude targets whose GPUs run SASS of `built`: there the driver never compiles the PTX.
     """
     own = replace(ptx, ptx=False)
     if ptx.suffix:

@@ -1,7 +1,7 @@
 """Compiler launcher: runs a compiler and stores ptxas's output for later checks.
 
-CMake puts it before every compiler: `python gate.py [ccache] nvcc ... -o OBJECT`. nvcc's output
-lies next to the object as OBJECT.ptxas.
+CMake puts this program before every compiler: `python gate.py [ccache] nvcc ... -o OBJECT`. The
+output of nvcc lies next to the object as OBJECT.ptxas.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(command: list[str]) -> int:
     _say(line for line in from_ptxas if "warning" in line or "error" in line)
     target = Path(command[command.index("-o") + 1]) if "-o" in command else None
     if done.returncode:
-        if target:  # remove the object of an earlier run, so that it is not mistaken for this one
+        if target:  # remove the object of an earlier run, as it may look like the new one
             target.unlink(missing_ok=True)
         killed = done.returncode == -signal.SIGKILL or _NO_MEMORY.search(done.stdout)
         _say(["", "hint: memory ran out: `MAX_JOBS=1` needs the least"] if killed else [])

@@ -333,7 +333,7 @@ def require_no_spills(texts: Iterable[str], options: NativeOptions) -> None:
 
 
 def _without_kernel(unused: Iterable[str], options: NativeOptions) -> list[str]:
-    """Return the unused patterns that match no kernel of other sets either, as far as known."""
+    """Return the unused patterns that, as far as known, match no kernel of any other set."""
     project, archset = options.project, options.archset
     if not all(one.archs_in(archset.archs) for one in project.plain):
         return []

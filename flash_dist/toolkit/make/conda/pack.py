@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _OWNER: Final = b"conda\n"  # pip then leaves the files to conda
-_OLDEST: Final = 315532800  # 1980, the first year of zip archives; rattler-build panics before it
+_OLDEST: Final = 315532800  # 1980, the first year of zip; rattler-build panics on earlier times
 
 
 def write_channel(out: Path, artefacts: Sequence[Artefact], *, epoch: str) -> list[Path]:

@@ -6,7 +6,7 @@ machine, so a package can promise that this GPU is served and nothing about the 
 - Its range is derived from the targets that are really embedded, and ends where the code ends.
 - It is a constraint, not a dependency: clients that do not know `__cuda_arch` can install, too.
 - Where several packages fit, the highest build number wins. Sets that serve more GPUs have higher
-  ones; the pick of `archsets.json`, which serves every GPU that any set serves, has the highest.
+  numbers. The pick of `archsets.json` serves every GPU that any set serves; it has the highest.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def make_recipe(one: Artefact, archsets: Mapping[str, ArchSet], pick: ArchSet) -
 
 
 def rank_set(label: str, toolkit: str, archsets: Iterable[ArchSet], pick: ArchSet) -> int:
-    """Return the build number of a set: 1 and up, and 0 for one that is not published.
+    """Return the build number of a set: 1 and up, and 0 for a set that is not published.
 
     The pick comes first; then the set that serves more known GPUs; then the newer toolkit.
     """

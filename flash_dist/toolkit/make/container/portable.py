@@ -1,6 +1,6 @@
 """Builds one wheel per arch set into dist/<set>/ with cibuildwheel, in a manylinux container.
 
-`nox -s build_wheels` uses it if a container engine answers. Objects and compiler stay in
+`nox -s build_wheels` runs this module if a container engine answers. Objects and compiler stay in
 build/container, so that the next container compiles only new targets.
 """
 

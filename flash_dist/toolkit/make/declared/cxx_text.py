@@ -1,4 +1,4 @@
-"""Reads C++ and CUDA as text: blanks out what is no code, and finds kernels with C names.
+"""Reads C++ and CUDA as text: blanks out all but the code, and finds kernels with C names.
 
 The name of a C++ function in an object follows from its namespaces and the types of its arguments.
 The compiler knows these, so `compile.symbols` compares such names.

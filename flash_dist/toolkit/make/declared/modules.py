@@ -101,7 +101,7 @@ def _may_define(path: Path, name: str) -> bool:
     """Tell if the text of a module may define a name."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # reported by those that import it
+    except (OSError, SyntaxError, ValueError, RecursionError):  # reported when it is imported
         return True
     return any(_binds(node, name) for node in ast.walk(tree))
 
@@ -156,7 +156,7 @@ def _find_modules(package: Path, names: list[str]) -> Iterator[Path]:
 def _read_imports(path: Path, package: Path) -> Iterator[_Import]:
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # reported by those that import it
+    except (OSError, SyntaxError, ValueError, RecursionError):  # reported when it is imported
         return
     inside = path.relative_to(package.parent).with_suffix("").parts[:-1]
     for node in _walk(tree.body):

@@ -98,7 +98,7 @@ def require_namespace(own: Mapping[str, Any]) -> None:
 def find_neighbours(name: str, folders: Sequence[str] | None = None) -> list[str]:
     """Return the toolkit's installed packages whose name is a prefix of `name`, or vice versa.
 
-    The symbols of `my_norms` begin with `my_`, like those of `my`.
+    The symbols of `my_norms` begin with `my_`, like the symbols of `my`.
 
     Args:
         name: Name of a new package.

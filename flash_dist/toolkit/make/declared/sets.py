@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-# Folders in dist/ and in an index, beside those of sets.
+# Folders in dist/ and in an index that belong to no set.
 RESERVED: Final = (
     "conda", "hub", "index", "packages", "provenance", "pypi", "sdist", "simple", "toolkit",
     "variants", "zipapp",

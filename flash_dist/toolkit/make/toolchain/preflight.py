@@ -95,7 +95,7 @@ class Preflight:
     host: Host
     toolkit: str
     notes: tuple[str, ...] = ()
-    is_own: bool = False  # the toolkit is that in CUDA_HOME
+    is_own: bool = False  # CUDA_HOME names the toolkit
 
     def __str__(self) -> str:
         gcc, glibc = self.host.gcc or (0, 0), self.host.glibc or (0, 0)

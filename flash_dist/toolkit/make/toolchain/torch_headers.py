@@ -6,7 +6,7 @@ index. TORCH_ROOT is used directly, and so is an installed torch if there is no 
 of these, a build requires torch from its frontend: pip may have it in a folder that only pip knows.
 
     python -m PACKAGE.toolkit.make.toolchain.torch_headers           fetch the pinned headers
-    python -m PACKAGE.toolkit.make.toolchain.torch_headers --lock    pin those of the binding
+    python -m PACKAGE.toolkit.make.toolchain.torch_headers --lock    pin the binding's headers
 """
 
 from __future__ import annotations

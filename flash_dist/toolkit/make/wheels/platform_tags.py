@@ -1,6 +1,6 @@
 """Checks the platform tag of a wheel, and names the Linux distributions that it serves.
 
-A file is easily renamed, but its code stays the same.
+A file is easily renamed, so the tag is compared with the code.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Source:
 def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the source files in a wheel, with git's hash, under their names in the sources.
 
-    A file that no build makes has no such name, so it differs from every commit.
+    A file that no build makes has a name that is in no commit, so it counts as a difference.
     """
     added = {f"{NAME}/{name}" for name in run_time_files()}
     with open_wheel(path) as wheel:
