@@ -360,7 +360,7 @@ def fingerprint_check(session: nox.Session) -> None:
 
 @session_of
 def lint(session: nox.Session) -> None:
-    """Ruff with all rules, formatters, layers of imports, commit subjects, pyproject.toml."""
+    """Run ruff and clang-format; check import layers, names, commit subjects and pyproject.toml."""
     install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")

@@ -1,9 +1,9 @@
 """Description of a package: its name, operators, selftest cases, variables and subcommands.
 
-The description is read from `product.json` in the package that this toolkit is a folder of. A
-toolkit that is installed by itself serves the project in the current folder, if its
-`pyproject.toml` has a table `[tool.kernels]`, and no package otherwise. Parts that the description
-names are imported on first use: the toolkit itself imports nothing of the package.
+The description is read from `product.json` in the package that contains this toolkit. A toolkit
+that is installed by itself serves the project in the current folder, if its `pyproject.toml` has a
+table `[tool.kernels]`; otherwise it serves no package. Parts that the description names are
+imported on first use: the toolkit itself imports nothing of the package.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A `.conda` file is a zip archive of two tar archives (conda.io, "Package specification"):
 `info-*.tar.zst` holds index.json (for solvers) and paths.json (every file with its SHA-256),
-`pkg-*.tar.zst` holds the files. Those of a wheel lie in `site-packages/`.
+`pkg-*.tar.zst` holds the files. Files of a wheel lie in `site-packages/`.
 """
 
 from __future__ import annotations

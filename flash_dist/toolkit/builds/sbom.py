@@ -1,6 +1,6 @@
 """Compares the bill of materials in a wheel with its `_build.json` and its libraries.
 
-CycloneDX in `dist-info/sboms` (PEP 770).
+The bill is a CycloneDX document in `dist-info/sboms` (PEP 770).
 """
 
 from __future__ import annotations

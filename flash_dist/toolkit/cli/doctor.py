@@ -81,7 +81,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def imagine(
     args: argparse.Namespace, record: Record | None, installed: Installed | None = None
 ) -> Environment:
-    """Build the machine of the command line; a record supplies everything but the GPUs."""
+    """Imagine a machine with the GPUs of the command line. A record supplies everything else."""
     around = record.environment if record else None
     return imagine_environment(
         args.gpu, args.driver, dict(args.env), installed=installed, around=around

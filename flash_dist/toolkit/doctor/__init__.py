@@ -1,1 +1,1 @@
-"""Runs checks and selftest on a machine, a build, or the target of an address."""
+"""Runs checks and selftest on a machine, a build, or a build at an address."""

@@ -47,7 +47,7 @@ class Artefact:
 
 @contextmanager
 def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iterator[Artefact]:
-    """Provide a path for a path or an address; delete a download after the block.
+    """Provide the path of an artefact; download it from an address, and delete it after the block.
 
     Args:
         place: A path, or an address of a file or of an index page.

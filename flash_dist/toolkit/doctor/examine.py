@@ -75,7 +75,7 @@ class Examination:
         return all(self.results)
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 0, 1 or 3; 3 if GPUs were to be judged and nothing is known of any."""
+        """Return 0, 1 or 3; 3 if GPUs should be judged but nothing is known about any GPU."""
         wanted = any(name in self.choice for name in GPU_CHECKS)
         checked = not wanted or any(map(self._is_of_gpu, self.results))
         return exit_code(self.results, checked_gpu=checked, strict=strict)

@@ -214,7 +214,7 @@ def _escape(text: str) -> str:
 
 
 def lay_out(data: Any, indent: str = "", before: int = 0) -> str:  # noqa: ANN401 - any JSON
-    """Format JSON for people: short values in one line, and lines filled with words.
+    """Format JSON for people: short values in one line, lists of words in full lines.
 
     Args:
         data: Plain data.

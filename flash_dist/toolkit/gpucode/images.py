@@ -145,7 +145,7 @@ class FatbinReport:
         )
 
     def groups(self) -> dict[tuple[bool, int], list[FatbinEntry]]:
-        """Return the images to choose one from, grouped by relocatability and container.
+        """Return groups of images, by relocatability and container; one image of a group is chosen.
 
         The driver chooses within a registered container. The program itself chooses among all other
         containers, so they are one group, under the number of the first.

@@ -136,7 +136,7 @@ def _open_wanted(
 
 
 def _walk_folder(folder: str) -> Iterator[str | Unread]:
-    """Yield the files of a folder, then those of its subfolders; do not follow links."""
+    """Yield the files of a folder, then the files of its subfolders; do not follow links."""
     waiting = [folder]
     while waiting:
         place = waiting.pop()

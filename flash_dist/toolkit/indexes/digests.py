@@ -29,7 +29,7 @@ def parse_digest(fragment: str) -> str:
 
 
 def require_digest(path: Path, digest: str, name: str) -> None:
-    """Check a file against its named hash; an empty one means no check.
+    """Check a file against a named hash; do nothing if `digest` is empty.
 
     Raises:
         FetchError: The file has another hash.

@@ -71,7 +71,7 @@ def _find_groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _read_droppable(group: Path) -> int:
-    """Return the bytes of files that the kernel drops first, including those of groups below."""
+    """Return the bytes of files that the kernel drops first, in this group and the groups below."""
     stat = _read(group / "memory.stat")
     found = re.findall(r"^(?:total_)?inactive_file ([0-9]+)$", stat, re.MULTILINE)
     return max(map(int, found), default=0)

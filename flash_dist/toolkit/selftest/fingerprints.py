@@ -3,7 +3,7 @@
 Bits must be equal if everything that decides them is equal: the case, its plan, the code of its
 kernels, compute capability, number of multiprocessors, shared memory per block, and the driver if
 it compiled the code. Two GPUs of one model may differ in multiprocessors (a MIG instance, a client
-of MPS). Only fingerprints that agree in all of that are compared.
+of MPS). Fingerprints are compared only if all of these are equal.
 """
 
 from __future__ import annotations

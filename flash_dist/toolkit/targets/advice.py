@@ -70,7 +70,7 @@ def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[Ar
 def describe_covering(
     devices: Iterable[Device], covering: ArchSet | None, floor: Device = FLOOR
 ) -> str:
-    """Name the set of `covering_set`, and the GPUs that no build serves."""
+    """Name the set that `covering_set` found, and the GPUs that no build serves."""
     devices = tuple(devices)
     able, distinct = _servable(devices, floor), sorted(set(devices))
     name = covering.name if covering else "none"
@@ -186,7 +186,7 @@ def unsupported_sentence(
     others: Iterable[Device] = (),
     partly: bool = False,
 ) -> str:
-    """Say in one sentence that a build has no code for a GPU, and which arch set has.
+    """Say in one sentence that a build has no code for a GPU, and name an arch set that has code.
 
     The sentence names the set of `unsupported_fix`, which serves the other GPUs too.
     """
@@ -313,7 +313,7 @@ def driver_fix(
     devices: Iterable[Device] = (),
     jit: JitPolicy = ALLOWED,
 ) -> str:
-    """Return the step if the driver is too old: a newer driver, or a set that the driver loads.
+    """Say what to do if the driver is too old: install a newer one, or a set that it loads.
 
     Args:
         build: The build that the driver does not load.

@@ -6,8 +6,8 @@ and the dispatcher all follow from them. The rule of an axis says how a call fin
     equal   a word, such as a dtype: kernel and call have the same word
     holds   a number, such as a head_dim: the smallest compiled one that is not below the call's
     fits    the KB of shared memory of the tile: the largest that the GPU has room for
-    last    kernels with the axis are tried after those without the axis; the name of the axis is
-            part of family names
+    last    kernels with the axis are tried after kernels without the axis; the name of the axis
+            is part of family names
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""glibc versions of Linux distributions: libraries need one, and a wheel's tag promises one."""
+"""glibc versions of Linux distributions, to compare with the version in the tag of a wheel."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def choose_target(
 
 @cache
 def _list_compiled(toolkit: str, own: tuple[Arch, ...]) -> tuple[Arch, ...]:
-    """Return the targets that a toolkit compiles: suffixed ones only from `own`, and its PTX."""
+    """Return the targets that a toolkit compiles, and PTX. Targets with a suffix are from `own`."""
     plain = {arch for archs in TOOLKIT_ARCHS.values() for arch in archs if not arch.suffix}
     every = sorted({*own, *plain} | {replace(arch, ptx=True) for arch in plain})
     refused = unsupported(ArchSet("every", "every", tuple(every)), toolkit)

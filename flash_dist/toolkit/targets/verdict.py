@@ -178,7 +178,7 @@ class Build:
     def keys_for(self, device: Device) -> tuple[KernelKey, ...]:
         """Return every kernel that a GPU may expect.
 
-        Sizes that only families for other targets have do not count: for calls of such sizes the
+        A size does not count if only families for other targets have it: for calls of this size the
         general family uses its own sizes.
         """
         expected = {v.key for v in self.variants if not v.is_specific}

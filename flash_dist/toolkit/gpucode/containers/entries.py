@@ -114,7 +114,7 @@ def make_entry(  # noqa: PLR0913 - four are its position
     container: int,
     stream: Stream | None = None,
 ) -> FatbinEntry:
-    """Return the entry at an offset as plain values, or one of several in a stream."""
+    """Return the entry at an offset, or one of the entries of a stream, as plain values."""
     kind, arch, codec = raw.interpret()
     version = raw.isa_major, raw.isa_minor
     claimed = str(arch) if kind == "sass" else ""

@@ -278,7 +278,7 @@ def _is_cubin(head: bytes) -> bool:
 
 
 def _measure(part: FileView) -> int:
-    """Return the length of a cubin: both tables are at its end."""
+    """Return the length of a cubin, which ends with the table of segments or of sections."""
     if not _is_cubin(part[: _HEAD.size]):
         message = "it is not a cubin"
         raise FatbinError(message)

@@ -83,7 +83,7 @@ def toolkits_of(
 
 
 def same_major(one: str, other: str) -> bool:
-    """Tell if two CUDA versions have the same major: 13.0 and 13.2 have."""
+    """Tell if two CUDA versions have the same major, such as 13.0 and 13.2."""
     return parse_version(one)[0] == parse_version(other)[0]
 
 

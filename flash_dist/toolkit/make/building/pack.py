@@ -160,8 +160,7 @@ class SdistWithSources(sdist):
         """Put the files to pack into a folder."""
         super().make_release_tree(base_dir, sorted({*files, *_list_sources()}))
         if not (EMBEDDED or (ROOT / "setup.cfg").is_file()):
-            # setuptools writes setup.cfg, which would be listed again when packed from these
-            # sources.
+            # setuptools writes setup.cfg. An sdist made from this one would list it.
             (Path(base_dir) / "setup.cfg").unlink(missing_ok=True)
 
 
@@ -211,7 +210,7 @@ def pack(*words: str, labelled: bool = True) -> Distribution:
 
 
 def _find_modules() -> dict[str, Any]:
-    """Return the packages of a project that names none: only its own."""
+    """Return `packages` for a project that does not set it: only the project's own package."""
     told = read_pyproject(PYPROJECT).get("tool", {}).get("setuptools", {})
     if "packages" in told:
         return {}

@@ -1,6 +1,6 @@
 """The bill of materials inside a wheel: `dist-info/sboms/PACKAGE.cdx.json` (PEP 770).
 
-CycloneDX 1.6, made only from `_build.json` and the bytes of the libraries.
+Its format is CycloneDX 1.6. It is made only from `_build.json` and the bytes of the libraries.
 """
 
 from __future__ import annotations

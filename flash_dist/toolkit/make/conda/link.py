@@ -43,7 +43,7 @@ def _is_info(one: zipfile.ZipInfo) -> bool:
 
 
 def _add_to_info(packed: bytes, scripts: Sequence[str]) -> bytes:
-    """Return the archive with link.json after its last member, with that member's times."""
+    """Return the archive with link.json at its end, with the time of the member before it."""
     text, out = json.dumps(make_link(scripts), indent=2).encode(), io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(zstd.decompress(packed))) as old,

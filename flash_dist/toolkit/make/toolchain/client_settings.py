@@ -1,7 +1,7 @@
 """Settings of pip and uv for indexes and folders of wheels, as far as a build can see them.
 
-An isolated build of pip hides pip's own environment: a separate process asks for its settings and
-packages.
+An isolated build of pip hides pip's own environment: a separate process reads the settings and
+packages of that environment.
 """
 
 from __future__ import annotations
