@@ -277,7 +277,7 @@ def to_float(number: Any) -> float:  # noqa: ANN401 - a real one
 
 
 def choose_band(window_size: Window, *, causal: bool) -> Band:
-    """Return the band of flash-attention's arguments: aligned to the bottom right."""
+    """Return the band for arguments of flash-attention, aligned to the bottom right."""
     if type(causal) is not bool:
         require_bool("causal", causal)
     if type(window_size) is tuple and len(window_size) == 2:  # noqa: PLR2004

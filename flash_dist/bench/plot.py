@@ -103,7 +103,7 @@ def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib
 
 
 def choose_baselines(names: Sequence[str]) -> tuple[str, ...]:
-    """Drop the copy, which is no attention, and ours in deterministic mode, which fills memory."""
+    """Drop the copy (no attention) and ours in deterministic mode (torch also fills new memory)."""
     left_out = {COPY, OURS_DETERMINISTIC} if OURS in names else {COPY}
     return tuple(name for name in names if name not in left_out)
 

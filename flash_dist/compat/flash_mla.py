@@ -1,6 +1,6 @@
 """The supported names of the package flash_mla: a program changes only its import.
 
-`import flash_dist.compat.flash_mla as flash_mla`.
+Write `import flash_dist.compat.flash_mla as flash_mla`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def merge_attention(
     with respect to all four, any number of times. A row with lse -inf has seen no key: it
     contributes nothing, whatever its out contains, and the other row's values are returned exactly.
     If both are -inf, so is the result, with out 0 and gradients 0. Swapping a and b changes no bit;
-    the order of merging three may.
+    merging three in another order may.
 
     Args:
         out_a: [batch, seqlen_q, num_heads_q, head_dim_v], [batch, seqlen_q, num_heads_kv,

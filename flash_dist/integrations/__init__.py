@@ -1,4 +1,4 @@
-"""Integrations of the functions of this package into other libraries, in two lines each."""
+"""Integrations: other libraries call this package after two lines of code."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from ..errors import FlashDistError
 
 
 def find_names(user: str, module: str, *names: str, oldest: str) -> list[Any]:
-    """Return the objects with some names in a module of another package.
+    """Return the objects that a module of another package has under these names.
 
     Args:
         user: The module that needs the names.

@@ -1,8 +1,8 @@
 """The operators on a cache of keys and values: `decode` and `append`.
 
-csrc/binding/decode.cpp declares them and their CUDA kernels; cache_cpu.py has the CPU kernels. They
-have no autograd formula: calls here have no gradients. `decode_no_lse` is `decode` with few
-arguments and without lse, which is cheaper in eager mode.
+csrc/binding/decode.cpp declares them and their CUDA kernels; cache_cpu.py has the CPU kernels. The
+operators have no autograd formula: calls here have no gradients. `decode_no_lse` is `decode` with
+few arguments and without lse, which is cheaper in eager mode.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def decode(  # noqa: PLR0913 - one attention problem
 def append(
     q: Tensor, cache: Cache, new: tuple[Tensor, Tensor], rotary: Rotary | None, *, advances: bool
 ) -> Tensor:
-    """Append new keys and values to the sequences of a cache; return q, rotated if asked for.
+    """Append new keys and values to the sequences of a cache; return q, rotated with `rotary`.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim].

@@ -1,4 +1,4 @@
-"""The operators on a cache, on the CPU: gathers each sequence's keys and attends to them.
+"""The operators on a cache, on the CPU. They gather each sequence's keys and attend to them.
 
 The signatures are the operators' own, see csrc/binding/decode.cpp.
 """

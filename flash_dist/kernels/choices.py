@@ -33,7 +33,7 @@ _RUN_LATER: Final = (
 
 
 class _Thread(threading.local):
-    """Choices of one thread; None: no choice. Attributes, which torch.compile can read."""
+    """Choices of one thread; None: no choice. torch.compile can read such attributes."""
 
     def __init__(self) -> None:
         self.is_main = threading.current_thread() is threading.main_thread()

@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes that a mask was made for; None: any. 1 batch entry or head also fits any number."""
+    """The sizes that a mask was made for. None fits any size, as does 1 for batch and heads."""
 
     batch: int | None = None
     num_heads_q: int | None = None
@@ -222,7 +222,7 @@ def require_most(name: str, values: Tensor, most: int) -> None:
 
 
 def require_bool(name: str, value: object) -> None:
-    """Raise TypeError for a value that is no bool, even if `if` would accept it."""
+    """Raise TypeError for a value that is no bool, such as 1, which `if` would accept."""
     if value is True or value is False:
         return
     if not isinstance(value, torch.SymBool) and not _is_numpy_bool(value):

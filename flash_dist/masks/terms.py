@@ -1,7 +1,7 @@
 """Terms of masks. A term shows some keys to each query; a mask is the intersection of its terms.
 
-A term provides the calls that it fits, the interval of keys of each query (or None if they are no
-interval, and then the words of bits.py), and the visible pairs. The visible pairs follow from the
+A term provides the calls that it fits, the keys of each query, and the visible pairs. The keys are
+an interval, or words of bits.py if they are no interval. The visible pairs follow from the
 definition and share no code with the rest.
 """
 

@@ -82,7 +82,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     kernels clamp the values to the size of the cache, so that nothing outside is read or written.
 
     The arguments are those of flash-attention 2, in its order and with its defaults. num_splits
-    changes nothing. Those of flash-attention 3 are accepted, by name, if they change nothing.
+    changes nothing. Arguments of flash-attention 3 are accepted by name if they change nothing.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim]; float16 or bfloat16 (not on compute capability

@@ -30,7 +30,7 @@ def find_last(cu_seqlens_k: Tensor, used: Tensor) -> Tensor:
 
 
 def split(packing: Packing, used: Tensor, k: Tensor) -> Packing:
-    """Split each sequence in two: its queries and used keys; its unused keys, without a query.
+    """Split each sequence in two: its queries with the used keys, and the unused keys alone.
 
     Args:
         packing: The sequences; their boundaries are checked if values are checked.

@@ -24,8 +24,8 @@ def make_flex(problem: Problem) -> Attend:
     """Return compiled FlexAttention.
 
     NOTE: beyond dynamo's limit on recompilations FlexAttention would silently run eagerly. So
-    dynamo is reset, and `fullgraph` raises instead. The backward runs many times on one graph,
-    which donated buffers do not allow.
+    dynamo is reset, and `fullgraph` raises instead. Donated buffers are off, because the backward
+    runs many times on one graph.
     """
     import torch._functorch.config as functorch  # noqa: PLC0415 - takes a second
 

@@ -34,7 +34,7 @@ class Scoring:
     sinks: Tensor | None = None
 
     def weigh(self, out: Tensor, lse: Tensor) -> Tensor:
-        """Scale rows of out, [batch, heads, seqlen_q, head_dim], by the weight left by the sink."""
+        """Scale rows of out, [batch, heads, seqlen_q, head_dim], by what the sink leaves."""
         if self.sinks is None:
             return out
         part = torch.sigmoid(lse - self.sinks[:, None])
@@ -52,7 +52,7 @@ def alibi_slopes(problem: Problem) -> Tensor:
 
 
 def sinks_of(problem: Problem) -> Tensor:
-    """Return one sink per query head, from the weight of a few keys to that of many."""
+    """Return one sink per query head: the first weighs like a few keys, the last like many keys."""
     heads = problem.shape.num_heads_q
     return torch.linspace(0.0, 4.0, heads, dtype=torch.float32, device=problem.device)
 

@@ -127,7 +127,7 @@ class Pass:
 
 
 def measure_peak(run: Run, device: torch.device) -> int:
-    """Return the peak bytes of torch's allocator during a run, minus those before it."""
+    """Return the peak bytes of torch's allocator during a run, minus the bytes before the run."""
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -38,7 +38,7 @@ def register() -> str:
 
 
 def _add_member(names: Any) -> Any:  # noqa: ANN401 - an enum of strings
-    """Return the enum member of our name, made as the class statement makes members."""
+    """Return the enum member of our name, made in the same way as by a class statement."""
     member = names._value2member_map_.get(NAME)
     if member is None:
         member = str.__new__(names, NAME)

@@ -1,8 +1,8 @@
 """The backend that torch's `varlen_attn` chooses, by a rule of its own.
 
-On compute capability 9.0 and 10.0, `varlen_attn` of torch 2.14 always prefers cuDNN to flash. That
-of torch 2.15 prefers cuDNN unless cuDNN is disabled or `sdpa_kernel(..., set_priority=True)` sets
-another order. Neither considers deterministic mode. Before 2.14, `varlen_attn` uses flash.
+On compute capability 9.0 and 10.0, `varlen_attn` of torch 2.14 always prefers cuDNN to flash. In
+torch 2.15 it prefers cuDNN unless cuDNN is disabled or `sdpa_kernel(..., set_priority=True)` sets
+another order. Neither version considers deterministic mode. Before 2.14, `varlen_attn` uses flash.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def refuse_dtype(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
 def refuse_shape(
     module: torch.nn.Module, name: str, got: torch.Size, wanted: tuple[int, int, int, int]
 ) -> NoReturn:
-    """Raise ValueError for a mask with other queries or keys than the layer."""
+    """Raise ValueError for a mask whose numbers of queries or keys are not the layer's."""
     message = (
         f"the {name} of {type(module).__name__} must broadcast to [batch, num_heads_q, "
         f"seqlen_q, seqlen_k], {list(wanted)}, and show no key behind these, got shape {list(got)}"

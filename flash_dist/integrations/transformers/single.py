@@ -174,7 +174,7 @@ def _split(interval: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pack(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
-    """Return cu_seqlens of queries and keys: the intervals, and the gaps before each of them."""
+    """Return cu_seqlens of queries and keys. Each interval and each gap is a sequence of keys."""
     rows = interval.view(-1, 2).repeat_interleave(heads_kv, 0)
     numbers = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device).unsqueeze(1)
     queries = torch.cat([numbers, numbers + 1], 1)

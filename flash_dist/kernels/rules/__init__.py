@@ -1,1 +1,1 @@
-"""Rules that torch needs for operators besides kernels: FLOP counts, and sharding."""
+"""Rules that torch needs for operators, in addition to kernels: FLOP counts, and sharding."""
