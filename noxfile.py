@@ -216,7 +216,7 @@ def integrations(session: nox.Session) -> None:
 
 
 def _test_integrations(session: nox.Session, *paths: str, **env: str) -> None:
-    options = ["--override-ini=pythonpath=", "--override-ini=filterwarnings="]  # others have theirs
+    options = ["--override-ini=pythonpath=", "--override-ini=filterwarnings="]  # others may warn
     command = ["python", "-m", "pytest", *options, *(paths or ["tests/integrations"])]
     session.run(*command, env=env)
 

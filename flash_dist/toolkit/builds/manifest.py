@@ -132,7 +132,7 @@ class Manifest:
     libraries: tuple[str, ...] = PRODUCT.libraries  # files in the package
     dependencies: tuple[str, ...] = ()  # except torch and those of `linkage.REQUIREMENTS`
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
-    # Plug-ins: such lines by the group that names their host.
+    # Plug-ins: lines of the same form, by the group of the program that loads them.
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     licenses: tuple[str, ...] = ()  # files in the dist-info
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GpuReport:
-    """One GPU against the installed build; true if the kernels run on it."""
+    """How the installed build serves one GPU; true if the kernels run on it."""
 
     index: int  # in CUDA's order, as in torch
     name: str
@@ -76,7 +76,7 @@ def check(devices: Iterable[int] | None = None) -> Report:
 
     Prints nothing, runs no kernel and does not need torch. CUDA is not initialised in this process,
     so that processes forked later can use CUDA. A separate process asks the driver, once for each
-    setting of the driver's variables; if this process already uses CUDA, it asks by itself. Reading
+    setting of the driver's variables; if this process already uses CUDA, this process asks. Reading
     the kernel library takes a moment, so keep the result.
 
     Args:

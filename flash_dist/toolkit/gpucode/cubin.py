@@ -101,7 +101,7 @@ class Symbol:
 
 
 class Cubin:
-    """A cubin's sections by name and its symbols."""
+    """The sections of a cubin, by name, and its symbols."""
 
     def __init__(self, data: bytes, budget: Budget | None = None) -> None:
         self._budget = budget or Budget(len(data))

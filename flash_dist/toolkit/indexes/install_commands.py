@@ -90,7 +90,7 @@ def _published(candidate: Candidate) -> ArchSet:
 
 
 def _stays(installed: str, wheel: IndexedWheel) -> bool:
-    """Tell if pip and uv keep the installed version: a labelled one satisfies `==0.1.0`."""
+    """Tell if pip and uv keep the installed version: `0.1.0` with a label satisfies `==0.1.0`."""
     version, _, label = installed.partition("+")
     return bool(label) and version == str(wheel.version)
 

@@ -116,7 +116,7 @@ def _find_copies(package: Path, places: Iterable[str]) -> Iterator[str]:
 
 
 def _is_source_tree(folder: Path, first: Path) -> bool:
-    """Tell if a folder holds sources and is first on Python's path, as if started there.
+    """Tell if a folder holds sources and is first on Python's path, as if Python started there.
 
     `python -m` puts its working folder before all installed packages. A copy of the package alone
     has no csrc/ beside it, and no build in it.

@@ -34,7 +34,7 @@ class Shadow:
 
     @property
     def fix(self) -> str:
-        """The step that lets Python find the installed one."""
+        """The step after which Python finds the installed package."""
         return leave_fix(Path(self.place)) or f"rename or remove {self.file}"
 
 

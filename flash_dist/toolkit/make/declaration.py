@@ -8,7 +8,7 @@
     binding            C++ files that register torch operators on torch's stable ABI
     include            folders that #include searches
     torch_min          oldest torch, such as "2.10"; torch_tested_max: newest one that was tested
-    dependencies       requirements of wheels beside torch and those of `doctor`
+    dependencies       requirements of wheels, in addition to torch and what `doctor` needs
     toolkit            CUDA version of all sets that name none
     oldest_gpu         compute capability that the code needs, such as "8.0"
     operators          module that registers the operators; by default the binding itself is loaded

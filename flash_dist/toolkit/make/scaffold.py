@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def require_name(name: str) -> None:
-    """Check that a package may have a name.
+    """Check that a name is allowed for a package.
 
     Raises:
         UsageError: The name is not allowed.

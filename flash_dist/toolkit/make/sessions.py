@@ -103,7 +103,7 @@ def install_wheel(session: nox.Session, wheel: str | Path) -> None:
 
 
 def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) -> None:
-    """Install groups and a wheel with a machine's torch visible, without its pytest plugins."""
+    """Install groups and a wheel; use the machine's torch, but not the pytest plugins beside it."""
     see_torch(session)
     install(session, *groups)
     install_wheel(session, wheel)

@@ -168,7 +168,7 @@ class Driver:
 
     @property
     def is_newer_than_known(self) -> bool:
-        """Tell if only the release is known and newer than the table, so that more may load."""
+        """Tell if the release is newer than the table of releases, so that more code may load."""
         branch = self.release.partition(".")[0]
         newest = max(DRIVER_CUDA)
         beyond = branch.isdecimal() and int(branch) > newest

@@ -2,7 +2,7 @@
 
 pip and uv run it in an isolated environment (PEP 517). The hooks request from PyPI only the
 packages that this machine and the targets need. They report a missing compiler before any download.
-The wheel passes the same audit as those of `nox -s build_wheels`.
+The wheel passes the same audit as wheels of `nox -s build_wheels`.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def require_same_bytes(one: Path, other: Path) -> None:
 
 
 def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
-    """Check that the archive has all files known to git, except git's and editors', and no more."""
+    """Check that the archive has exactly the files known to git whose names begin with no dot."""
     wanted = {name for name in tracked if not name.startswith(".")}
     found = {name for name in packed if not name.startswith(ADDED)}
     differences = [

@@ -57,9 +57,9 @@ def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
 
 
 def targets_of(ptx: Arch, published: Iterable[ArchSet], built: Iterable[Arch] = ()) -> list[Arch]:
-    """Return the SASS target with the number of the PTX, and every newer one of published sets.
+    """Return the SASS target with the number of the PTX, and newer targets of published sets.
 
-    Exclude targets whose GPUs run SASS of `built`: there the driver never compiles the PTX.
+    Leave out newer targets whose GPUs run SASS of `built`, because these GPUs never use the PTX.
     """
     own = replace(ptx, ptx=False)
     if ptx.suffix:

@@ -202,7 +202,7 @@ def _list_kernels(
 
 
 def _read_row(row: Mapping[str, Any], axes: Axes, where: str) -> Iterator[tuple[str, int]]:
-    """Yield the numbers of a row; check those of the axis `last`, too."""
+    """Yield the numbers of a row; check the numbers of the axis `last`, too."""
     numbers = dict(row)
     last = numbers.pop(axes.last, {}) if axes.last else {}
     if not isinstance(last, dict):

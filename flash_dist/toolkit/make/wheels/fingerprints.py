@@ -1,4 +1,4 @@
-"""Check that recorded fingerprints are of the built kernels, and choose those of a wheel.
+"""Check that recorded fingerprints are of the built kernels; choose the fingerprints of a wheel.
 
 python -m PACKAGE.toolkit.make.wheels.fingerprints [--partial] WHEEL ...
 """

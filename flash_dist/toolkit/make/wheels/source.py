@@ -83,7 +83,7 @@ class Source:
 def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the source files in a wheel, with git's hash, under their names in the sources.
 
-    A file that no build makes has a name that is in no commit, so it counts as a difference.
+    Foreign files are yielded, too: their names are in no commit, so they count as differences.
     """
     added = {f"{NAME}/{name}" for name in run_time_files()}
     with open_wheel(path) as wheel:
@@ -102,7 +102,7 @@ def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def find_other_toolkit(one: Artefact) -> str:
-    """Name the toolkit that built a wheel if it is another one; else return an empty text.
+    """Name the toolkit that built a wheel; return an empty text if it was this toolkit.
 
     The commit does not contain a toolkit that is installed by itself: a wheel can be compared with
     the commit only by the toolkit that built it.
