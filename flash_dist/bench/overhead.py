@@ -73,7 +73,7 @@ def _wait(device: torch.device) -> None:
 
 
 def make_pairs(problem: Problem) -> dict[str, Pair]:
-    """Return every kind of call; the names are those in LIMITS, and two more."""
+    """Return every kind of call, under the names in LIMITS and two more names."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - an import error belongs to the run
     from ..kernels.problem import NOT_PACKED  # noqa: PLC0415
     from ..masks import Band, BlockMask  # noqa: PLC0415

@@ -54,7 +54,7 @@ def is_traced() -> bool:
 
 
 def outside_graphs(function: Function) -> Function:
-    """Exclude a function that makes or plans a mask on the host from torch.compile.
+    """Exclude from torch.compile a function that makes or plans a mask on the host.
 
     Dynamo raises for a traced call. At a graph break it would compile each callee separately, for
     each shape, and Inductor cannot compile some of their operations.

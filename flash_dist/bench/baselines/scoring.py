@@ -34,7 +34,7 @@ class Scoring:
     sinks: Tensor | None = None
 
     def weigh(self, out: Tensor, lse: Tensor) -> Tensor:
-        """Scale rows of out, [batch, heads, seqlen_q, head_dim], by what the sink leaves."""
+        """Scale rows of out, [batch, heads, seqlen_q, head_dim], for the weight of the sink."""
         if self.sinks is None:
             return out
         part = torch.sigmoid(lse - self.sinks[:, None])

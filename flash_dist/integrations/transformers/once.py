@@ -60,7 +60,7 @@ def is_added(mask: Tensor) -> bool:
 def cut_added(
     module: torch.nn.Module, name: str, numbers: Tensor, shape: tuple[int, int, int, int]
 ) -> Tensor:
-    """Drop the numbers past the last key, all of which must hide their keys; return the rest.
+    """Return the numbers up to the last key; check that all further ones hide their keys.
 
     Raises:
         ValueError: A number past the last key does not hide its key, or must not be read.

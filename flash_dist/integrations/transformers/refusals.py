@@ -124,7 +124,7 @@ def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int,
 
 
 def refuse_tracing() -> NoReturn:
-    """Raise ValueError, whose text torch.compile shows, for a mask that graphs cannot store."""
+    """Raise ValueError for a mask that graphs cannot store; torch.compile shows its text."""
     raise ValueError(UNTRACEABLE)
 
 

@@ -1,8 +1,8 @@
 """The operators on DTensors: each rank computes its own batch entries or heads.
 
 The rule is registered with `register_torch_dispatch` instead of DTensor's `register_sharding`. This
-rule sees all mesh dimensions at once, which groups of heads need, and avoids a cache of torch that
-confuses optional tensors. Any mesh dimensions may shard `batch` or `heads`; along other mesh
+rule sees all mesh dimensions at once, as groups of heads require. It also avoids a cache of torch
+that confuses optional tensors. Any mesh dimensions may shard `batch` or `heads`; along other mesh
 dimensions all ranks compute the same. No rank needs another's result, so nothing is sent unless an
 input must be redistributed.
 """
