@@ -18,8 +18,9 @@ COMMON_USERS: Final = frozenset({
 COMMON_HOSTS: Final = frozenset({*COMMON_USERS, "localhost", "localdomain", "buildkitsandbox"})
 
 _HOMES: Final = re.compile(r"(/home/|/Users/|[A-Za-z]:\\Users\\)(?!<)[^/\\\s:'\"`,;)]+")
-# Anything that may be a password is treated as one, even if its author forgot to encode it: quotes,
-# or a slash after a colon without a port. Each match begins after `://` and happens once.
+# Anything that may be a password counts as one. A password may contain characters that its author
+# forgot to encode: quotes and slashes. A port after `:` is no password. Each match begins after
+# `://` and happens once.
 _LOGIN: Final = re.compile(r"[^/]*@|(?!\[)[^/:]*:(?!\d{1,5}(?:[/?#'\"`]|$)).*@")
 _QUERY: Final = re.compile(r"([^?#]*)[?#](?:.*[^'\"`])?")
 _BARE_LOGIN: Final = re.compile(r"(?<![^\s'\"`(=/\\])[^\s:/@'\"`(=\\]+:[^\s/@]+@(?=[\w[])")

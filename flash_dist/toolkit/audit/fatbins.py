@@ -236,7 +236,7 @@ def _find_stems(
 
 
 def _take_out(arch: Arch, name: str) -> tuple[str, int]:
-    """Return a kernel's name without its target (`sm90a`, `sm_90`, `compute_90`), and the count.
+    """Remove the target (`sm90a`, `sm_90`, `compute_90`) from a name; also count its occurrences.
 
     NOTE: a mangled name has lengths in it, which change with the target.
     """

@@ -214,7 +214,7 @@ def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
 
 
 def _image_problems(contents: WheelContents) -> Iterator[str]:
-    """Check that every image is of our kinds: a target of the set, compressed, one PTX kernel."""
+    """Check each image: it is for a target of the set, compressed, and if PTX, of one kernel."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
     plain = {one.symbol for one in contents.manifest.kernels if one.is_plain}

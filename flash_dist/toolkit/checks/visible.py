@@ -141,7 +141,7 @@ def _describe_order(
 
 
 def check_mig(environment: Environment) -> CheckResult | None:
-    """Check that MIG divides no GPU; None if it divides none."""
+    """Report GPUs that MIG divides; None if there are none."""
     divided = [gpu for gpu in _list_physical(environment) if gpu.mig]
     if not divided:
         return None

@@ -148,7 +148,7 @@ def _read_scope(scope: ast.AST, module: str, name: str) -> Iterator[Sentence]:
 
 
 def _walk(scope: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
-    """Return the nodes of a scope, with only the outermost nested text, and its inner scopes."""
+    """Return the nodes of a scope, without nodes inside texts; and the scopes inside it."""
     nodes: list[ast.AST] = []
     inner: list[ast.AST] = []
     waiting = list(ast.iter_child_nodes(scope))
@@ -224,7 +224,7 @@ def _read_call(
 
 
 def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.expr]:
-    """Yield the texts that an argument may be: one of several, or a value of a name."""
+    """Yield every text that an argument may be: both sides of an `if`, all values of a name."""
     if _is_text(node):
         yield node
     elif isinstance(node, ast.IfExp):

@@ -261,7 +261,7 @@ def _read_note(cubin: Cubin, name: str) -> bytes:
 
 
 def _read_kernels_toolkit(cubin: Cubin) -> int:
-    """Return the number in the attributes of the first kernels; 0 if none has it."""
+    """Return the toolkit's number from the attributes of the first kernels; 0 if none has it."""
     names = (name for name in cubin.sections if name.startswith(".nv.info."))
     for name in islice(names, _KERNELS):
         with suppress(FatbinError):  # reported where the kernel is read

@@ -1,6 +1,6 @@
 """Limits the total time of a server's answers: a connection that exceeds it is shut down.
 
-A timeout between two bytes does not help against a server that sends one every few seconds.
+A timeout between two bytes does not help against a server that sends a byte every few seconds.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def candidates_of(
 def select(
     devices: Iterable[Device], driver: Driver | None, candidates: Sequence[Candidate]
 ) -> Selection:
-    """Choose the newest version with a set for all GPUs; of that, the best and smallest set."""
+    """Choose the newest version with a set for all GPUs, and its best and smallest set."""
     distinct = sorted(set(devices))
     wanted = tuple(device for device in distinct if device >= FLOOR)
     unservable = tuple(device for device in distinct if device < FLOOR)

@@ -227,7 +227,7 @@ def _place(gpu: Mapping[str, Any]) -> str:
 
 
 def _describe_gpu(gpu: Mapping[str, Any], physical: Mapping[str, Any]) -> Sequence[str]:
-    """Write a GPU's cells; one that CUDA does not show has no CUDA number."""
+    """Write a GPU's cells; a GPU that CUDA does not show has no CUDA number."""
     memory, smem = gpu.get("memory_bytes"), gpu.get("smem_optin")
     number = gpu.get("index")
     return (

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from .comparison import Tensors
 
-    # Returns the cases for a device from the variants that the dispatcher selects: none for the
-    # CPU.
+    # Returns the cases for a device, given the variants that the dispatcher selects. For the CPU
+    # no variants are given.
     ChooseCases = Callable[[torch.device, Sequence[dict[str, Any]]], Sequence["Case"]]
 
 __all__ = ["Case", "ChooseCases", "Exact", "make_values"]

@@ -28,7 +28,7 @@ def is_terminal(stream: IO[str] | None) -> bool:
 
 
 class Seldom:
-    """Reports progress without a terminal: at most one line a minute, or in `every` seconds."""
+    """Reports progress without a terminal: one line in `every` seconds at most; default: 60."""
 
     def __init__(self, every: float | None = None) -> None:
         self._every = SELDOM if every is None else every

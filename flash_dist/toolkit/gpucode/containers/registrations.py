@@ -1,10 +1,10 @@
 """Finds the structs that register a program's containers, in any loaded part.
 
-nvcc puts a struct for each container into `.nvFatBinSegment`; hand-written registration keeps both
-in `.data`. The layout is that of `fatbinary_section.h` of the toolkit. Version 2 is for a container
-that was linked on the device; it also points to the containers of the linked objects. The program
-passes other containers to the driver by address: cuFFT has 18 000 of them in `.data`, cuBLASLt a
-table of 300.
+nvcc puts a struct for each container into `.nvFatBinSegment`; code that registers containers by
+hand keeps structs and containers in `.data`. The layout is that of `fatbinary_section.h` of the
+toolkit. Version 2 is for a container that was linked on the device; it also points to the
+containers of the linked objects. The program passes other containers to the driver by address:
+cuFFT has 18 000 of them in `.data`, cuBLASLt a table of 300.
 
 Only linkers read names and flags of sections, so these decide nothing here: all loaded parts are
 searched, including `.text` and executable ones.

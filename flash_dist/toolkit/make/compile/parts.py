@@ -23,7 +23,7 @@ GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
 
 
 class Packages(NamedTuple):
-    """Names of a CUDA major's parts on PyPI."""
+    """Names on PyPI of the parts of one CUDA major."""
 
     runtime: str
     crt: str

@@ -19,7 +19,7 @@ DISTRIBUTION: Final = "fatwheel"  # name of the toolkit's own distribution
 COPY: Final = "_toolkit"  # the toolkit in a package that was built with it
 
 _PROJECT: Final = re.compile("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-# Kinds of names with another meaning, by their name in errors.
+# Names that a package cannot have. Errors describe a name by its key.
 _TAKEN: Final = {
     "a word of C++": """
         alignas alignof and and_eq asm assert auto bitand bitor bool break case catch char char16_t

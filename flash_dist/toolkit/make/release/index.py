@@ -117,7 +117,7 @@ def pick_default(artefacts: Sequence[Artefact], *, partial: bool) -> list[Artefa
 
 
 def pick_name(machine: str) -> str:
-    """Return the set of the default index for a kind of CPU: pip and uv read the same index."""
+    """Return the set of the default index for a kind of CPU; pip and uv must have the same pick."""
     names = {pick_for(client, ARCHSETS, machine).name for client in ("pip", "uv")}
     if len(names) != 1:
         message = f"pip and uv read one index, and `picks` gives them {sorted(names)}"

@@ -100,7 +100,7 @@ class TorchHeaders:
 
 
 class Archive(Protocol):
-    """The used part of zipfile.ZipFile; remotezip.RemoteZip has it too."""
+    """The methods of zipfile.ZipFile in use; remotezip.RemoteZip has them, too."""
 
     def namelist(self) -> list[str]:
         """List the members."""

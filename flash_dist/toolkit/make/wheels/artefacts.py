@@ -57,7 +57,7 @@ class Artefact:
 
     @property
     def set_name(self) -> str:
-        """The arch set; for an unpublished one its label, `sm75.sm86`."""
+        """The name of the arch set; for an unpublished set its label, such as `sm75.sm86`."""
         archset = self.manifest.arch_set
         published = {one.name for one in self.manifest.archsets}
         return archset.name if archset.name in published else archset.label
