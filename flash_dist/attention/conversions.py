@@ -206,7 +206,7 @@ def _list_inside(value: Any) -> Iterable[Any]:  # noqa: ANN401
 
 
 def _list_captured(function: Any, owner: object) -> list[Any]:  # noqa: ANN401
-    """Return the objects that a Python function reads: captured ones, and fields its code names."""
+    """Return the objects that a Python function reads: captured objects, and fields it names."""
     names = function.__code__.co_names
     found = [owner, *(function.__defaults__ or ()), function.__kwdefaults__]
     for cell in function.__closure__ or ():

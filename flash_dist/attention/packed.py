@@ -257,7 +257,7 @@ def _check_mask(
     *,
     batch_invariant: bool,
 ) -> None:
-    """Raise ValueError for a mask that shows other sequences' keys or excludes a given option."""
+    """Raise ValueError for a mask that shows other sequences' keys, or does not allow an option."""
     if not mask.is_packed:
         message = (
             f"mask must keep {packing.cu_seqlens_q.shape[0] - 1} packed sequences apart, got one "

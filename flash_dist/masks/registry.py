@@ -187,7 +187,7 @@ def find(handle: int) -> Mask:
 
 
 def cache(handle: int) -> None:
-    """Keep a mask alive until MAX_CACHED other masks were cached later."""
+    """Keep a mask alive until MAX_CACHED other masks have been cached."""
     mask = find(handle)
     with _cached_lock:
         _cached[handle] = mask

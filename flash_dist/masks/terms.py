@@ -34,7 +34,7 @@ class Term(ABC):
         self.sizes.require(shape)
 
     def values(self) -> tuple[Any, ...]:
-        """Return the term's values for a file; views are copied without their other memory."""
+        """Return the term's values for a file; a copied view does not hold the memory around it."""
         given = (getattr(self, one.name) for one in fields(self) if one.init)
         return tuple(
             x.clone() if isinstance(x, Tensor) else tuple(x) if isinstance(x, Band) else x
