@@ -45,10 +45,10 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     `flash_attn_func` describes dtypes, strides, the workspace of the backward and what may change
     bits.
 
-    A BlockMask of torch is converted in its first call: its mask_mod is called then, on its own
-    device, and again after a tensor that it captured was changed in place. `refresh_mask` is for
-    changes that torch does not count. torch.compile and a CUDA graph cannot convert it: pass
-    `BlockMask.from_flex(block_mask)` of this package, made once.
+    A BlockMask of torch is converted in its first call. The conversion calls mask_mod, on the
+    device of the BlockMask. A call after an in-place change of a tensor that mask_mod captured
+    converts again; `refresh_mask` is for changes that torch does not count. torch.compile and a
+    CUDA graph cannot convert: pass `BlockMask.from_flex(block_mask)` of this package, made once.
 
     Args:
         query: [batch, num_heads_q, seqlen_q, head_dim].

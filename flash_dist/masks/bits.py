@@ -74,7 +74,7 @@ def pack_strips(visible: Tensor) -> Tensor:
 def strips(
     sizes: tuple[int, ...], row_cost: int, *, step: int = 1
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield parts of [batch, heads, rows] in order, with about STRIP elements, at least one step.
+    """Yield parts of [batch, heads, rows] in order. Each has about STRIP elements, or one step.
 
     Args:
         sizes: Numbers of batch entries, heads and rows.

@@ -163,7 +163,7 @@ def _read_list(file: IO[bytes], members: list[Member], problems: list[str]) -> i
 
 
 def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
-    """Return both sizes, from a 64-bit field if there is one, and whether other fields exist."""
+    """Return both sizes, and whether `extra` has other data than a 64-bit field of the sizes."""
     if not extra:
         return packed, size, False
     if len(extra) == _EXTRA.size + _SIZES.size and _EXTRA.unpack_from(extra) == (_ZIP64, 16):

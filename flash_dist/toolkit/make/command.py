@@ -49,7 +49,7 @@ def command(main: Callable[Words, int]) -> Callable[Words, int]:
 
 @contextmanager
 def told_in_a_sentence() -> Iterator[None]:
-    """End the process as `command` does, for code that others call: hooks of pip and setuptools."""
+    """End the process with a sentence after an expected error: for hooks of pip and setuptools."""
     try:
         yield
     except KernelsError as error:
