@@ -222,7 +222,7 @@ def _test_integrations(session: nox.Session, *paths: str, **env: str) -> None:
 
 
 def _run_engine(session: nox.Session, name: str) -> None:
-    """Run an engine on the CPU, without packages that PyPI has for torch of CUDA only."""
+    """Run an engine on the CPU, without packages that PyPI has only for torch with CUDA."""
     _upgrade(session, VLLM)
     for_cuda = ("torchaudio", "torchcodec", "torchvision")
     session.run("python", "-m", "pip", "uninstall", "--yes", *for_cuda)

@@ -62,7 +62,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain a message or an id. If it is unknown, nothing was checked."""
+    """Explain a message or an id. Return the status `nothing checked` if it is unknown."""
     text = _read_stdin() if args.text == ["-"] else " ".join(args.text)
     if not text.strip():
         message = "TEXT must be a message, an id or a log, got nothing"

@@ -116,7 +116,7 @@ def read_if_possible(
 def _open_ar(
     name: str, file: IO[bytes], budget: Budget, *, archive: str
 ) -> Iterator[Library | Unread]:
-    """Open the members with GPU code; of members unreadable for the same reason, name one."""
+    """Open the members with GPU code; name one member of those unreadable for the same reason."""
     reasons: set[str] = set()
     try:
         with closing(FileView(file)) as data:

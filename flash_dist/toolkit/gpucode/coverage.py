@@ -2,7 +2,7 @@
 
 A stub is normal: a library's dispatcher knows where not to call it. The verdicts explain an error
 message or a silent no-op; they are no findings by themselves. A body is judged by its length
-compared with the longest of the same kernel, because code for all targets comes from one source.
+compared with the longest body of its kernel, because code for all targets comes from one source.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def named_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def home_variable(cuda: str) -> str:
-    """Return the variable that names the toolkit of a CUDA major in a build with several."""
+    """Return the variable that names the toolkit of one CUDA major, for builds with several."""
     return f"{VARIABLES}CUDA_{cuda.partition('.')[0]}_HOME"
 
 
