@@ -95,7 +95,7 @@ def prepare_inputs(
 
 @lru_cache(maxsize=4096)
 def _check_once(tokens: int, names: Names, *fields: Any) -> bool:  # noqa: ANN401
-    """Check a combination of layouts for the first time; return if k or v has heads_per_kv.
+    """Check a combination of layouts for the first time; return whether k or v has heads_per_kv.
 
     Args:
         tokens: DENSE or PACKED.

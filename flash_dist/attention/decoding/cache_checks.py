@@ -78,7 +78,7 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
 
 
 def check_latent_call(tensors: Sequence[Tensor | None], head_dim_v: int, *, symbolic: bool) -> bool:
-    """Raise if tensors of a call on latent keys do not fit; return if q's strides can be read.
+    """Raise if tensors of a call on latent keys do not fit; return whether q's strides can be read.
 
     Args:
         tensors: The tensors of `LatentLayouts`, in its order.

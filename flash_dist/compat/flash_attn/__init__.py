@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from . import bert_padding, flash_attn_interface  # noqa: F401 - for type checkers
 
-__version__ = "2.8.3"  # the version whose signatures these are
+__version__ = "2.8.3"  # the version that has these signatures
 
 __all__ = [
     "flash_attn_func",

@@ -177,7 +177,7 @@ class Sharding(NamedTuple):
 
 
 def _require_dtensor(name: str, x: object, q: object) -> None:
-    """Raise if a tensor is no DTensor on the mesh of q although q is one."""
+    """Raise unless q and another tensor are DTensors on the same mesh."""
     meshes = [getattr(one, "device_mesh", None) for one in (q, x)]
     if None in meshes:
         kinds = f"{type(q).__name__} and {type(x).__name__}"
