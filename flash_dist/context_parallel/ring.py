@@ -297,8 +297,7 @@ class _RingAttention(torch.autograd.Function):
         coming = ring.pass_on(*held)
         for step, part in enumerate(parts):
             rows, (one_k, one_v) = part.rows, (x[:, part.keys] for x in held)
-            # Not `differentiate`: its special case for a single key does not hold for one key among
-            # others.
+            # `differentiate` would treat a part with a single key as if there were no other keys.
             results = out[:, rows].contiguous(), lse[..., rows].contiguous()
             one, *others, _ = operators.backward(
                 dout[:, rows],

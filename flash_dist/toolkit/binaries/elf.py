@@ -124,9 +124,9 @@ def _read_sections(
 
 
 def check_overlap(kind_of_file: str, sections: Iterable[Section], file_size: int) -> None:
-    """Check that sections hold not much more data than the file: this bounds the work.
+    """Check that sections do not hold much more data than the file, which bounds the work.
 
-    NOTE: sections past the end are no error here: old cubins have one, `.nv_debug.shared`.
+    NOTE: a section past the end is no error here: old cubins have `.nv_debug.shared` there.
 
     Raises:
         FatbinError: The sections hold too much data.
