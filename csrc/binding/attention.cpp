@@ -315,13 +315,14 @@ Tensor attention_bias_parts(const Tensor& dout, const Tensor& q, const Tensor& k
                             const MaybeTensor& mask_data, const std::vector<int64_t>& mask,
                             double softmax_scale, bool ieee, const MaybeTensor& alibi_slopes,
                             const Tensor& bias, int64_t splits, double dropout_p,
-                            const MaybeTensor& rng_state) {
-  const MaybeTensor none;
-  const Scores scores{0.0, alibi_slopes, none, bias};
+                            const MaybeTensor& rng_state, const MaybeTensor& cu_seqlens_q,
+                            const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
+                            int64_t max_seqlen_k) {
+  const Scores scores{0.0, alibi_slopes, std::nullopt, bias};
   const Dropout dropout{dropout_p, rng_state};
-  return run_bias_gradient(
-      {q, k, v, mask, mask_data, none, none, 0, 0, softmax_scale, ieee, scores, false, dropout},
-      {dout, out, lse, dlse}, splits);
+  return run_bias_gradient({q, k, v, mask, mask_data, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+                            max_seqlen_k, softmax_scale, ieee, scores, false, dropout},
+                           {dout, out, lse, dlse}, splits);
 }
 
 OutLse attention_no_grad(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
@@ -373,8 +374,9 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
   m.def(
       "attention_bias_parts(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, int[] mask, float softmax_scale, bool ieee, Tensor? "
-      "alibi_slopes, Tensor bias, int splits, float dropout_p=0.0, Tensor? rng_state=None) -> "
-      "Tensor");
+      "alibi_slopes, Tensor bias, int splits, float dropout_p=0.0, Tensor? rng_state=None, Tensor? "
+      "cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt "
+      "max_seqlen_k=0) -> Tensor");
   // Operators for eager calls without gradient and without score modification. They have no
   // autograd formula. The mask's integers are a CPU tensor, which torch passes as one argument.
   m.def(

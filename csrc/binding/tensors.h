@@ -195,7 +195,8 @@ struct Scores {
   double softcap = 0.0;
   MaybeTensor alibi_slopes;  // [num_heads_q] or [batch, num_heads_q]
   MaybeTensor sinks;         // [num_heads_q]
-  MaybeTensor bias;          // [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k]
+  MaybeTensor bias;          // [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k]; of
+                             // packed documents [1, ...], with the longest lengths
 };
 
 inline const float* read_floats(const Tensor& t, const char* name, const Tensor& q) {
@@ -225,8 +226,8 @@ inline BiasParams read_bias(const Scores& scores, const Tensor& q, const Sizes& 
   BiasParams p{};
   if (!scores.bias) return p;
   const Tensor& bias = *scores.bias;
-  const int64_t wanted[] = {s.batch, s.num_heads_q(), s.seqlen_q, s.seqlen_k};
-  bool fits = !s.packed && bias.dim() == 4;
+  const int64_t wanted[] = {s.packed ? 1 : s.batch, s.num_heads_q(), s.seqlen_q, s.seqlen_k};
+  bool fits = bias.dim() == 4;
   for (int i = 0; i < 4 && fits; ++i) fits = bias.size(i) == 1 || bias.size(i) == wanted[i];
   STD_TORCH_CHECK(fits, "bias must broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], ",
                   show_numbers(Ints(wanted, 4)), ", got ", show_shape(bias));

@@ -5,7 +5,8 @@
 // Grid      x = key tile, query tile, head and batch entry of the bias, split.
 // Block     4 warps; each owns 16 queries of a tile of 64 x 64 scores. A block visits all batch
 //           entries and query heads that share its part of the bias, or one split of them, in
-//           ascending order. dBias stays in registers and is written once.
+//           ascending order. dBias stays in registers and is written once. Of packed documents,
+//           a block visits those that have scores in its tile.
 // Shared    2 stages of 64 columns of Q and K, or of dO and V.
 #pragma once
 
@@ -131,9 +132,43 @@ struct BiasGradient {
         steps_qk((p.head_dim + COLUMNS - 1) / COLUMNS),
         steps(steps_qk + (p.head_dim_v + COLUMNS - 1) / COLUMNS) {}
 
-  __device__ __forceinline__ Mask mask_of(const BiasVisit& visit) const {
-    const Sequence sequence(0, 0, p.seqlen_q, p.seqlen_k);
+  __device__ __forceinline__ Mask mask_of(const BiasVisit& visit, const Sequence& sequence) const {
     return Mask(p.mask, MaskPlace(p.mask, sequence, visit.batch, visit.head));
+  }
+
+  __device__ __forceinline__ bool is_packed() const { return p.packing.cu_seqlens_q != nullptr; }
+
+  // Returns whether a packed document, whose mask is a band, has visible scores in the tile.
+  __device__ __forceinline__ bool is_visible(int number) const {
+    const BiasVisit visit(params, block, number);
+    const Sequence sequence(p, visit.batch);
+    const Mask mask = mask_of(visit, sequence);
+    return row0 < sequence.seqlen_q && mask.band_begin(row0) < key0 + BIAS_TILE &&
+           mask.band_end(min(row0 + BIAS_TILE, sequence.seqlen_q) - 1) > key0;
+  }
+
+  // Finds the first visit, and returns the number of visits.
+  __device__ __forceinline__ int count_visits(int& first) const {
+    first = block.first;
+    if (!is_packed()) {
+      if (p.mask.batch_planes != 0 || p.mask.head_planes != 0) return block.end - first;
+      const BiasVisit visit(params, block, first);  // one mask for all
+      const Mask mask = mask_of(visit, Sequence(0, 0, p.seqlen_q, p.seqlen_k));
+      return code_of_tile(mask, row0, key0) == TILE_EMPTY ? 0 : block.end - first;
+    }
+    int visits = 0;
+#pragma unroll 1
+    for (int number = block.end - 1; number >= block.first; --number) {
+      if (is_visible(number)) ++visits, first = number;
+    }
+    return visits;
+  }
+
+  // Moves to the next visit. NOTE: it exists, or this was the last one.
+  __device__ __forceinline__ void advance(int& number) const {
+    do {
+      ++number;
+    } while (is_packed() && number < block.end && !is_visible(number));
   }
 
   __device__ __forceinline__ uint32_t a(int s) const {
@@ -152,34 +187,39 @@ struct BiasGradient {
   // Starts the copies of a step of a visit.
   __device__ __forceinline__ void fetch(Copies& copies, int number, int step, int s) const {
     const BiasVisit visit(params, block, number);
+    const Sequence sequence(p, visit.batch);
     const int head_kv = visit.head / p.group;
     const int head_in_group = visit.head - head_kv * p.group;
-    const RowSpan exist = mask_of(visit).keys_that_exist(visit.batch);
-    const RowSpan queries{0, p.seqlen_q - row0}, keys{exist.first - key0, exist.end - key0};
+    const RowSpan exist = mask_of(visit, sequence).keys_that_exist(visit.batch);
+    const RowSpan queries{0, sequence.seqlen_q - row0}, keys{exist.first - key0, exist.end - key0};
     const bool first = step < steps_qk;
     const View& rows = first ? p.q : p.dout;
     const View& columns = first ? p.k : p.v;
     const int column = (first ? step : step - steps_qk) * COLUMNS;
     const int left = (first ? p.head_dim : p.head_dim_v) - column;
-    copies.a.fetch(
-        a(s), head_begin<E>(rows, visit.batch, head_kv, head_in_group) + row0 * rows.row + column,
-        rows.row, queries, left);
+    copies.a.fetch(a(s),
+                   head_begin<E>(rows, visit.batch, head_kv, head_in_group) +
+                       (sequence.q0 + row0) * rows.row + column,
+                   rows.row, queries, left);
     copies.b.fetch(b(s),
-                   head_begin<E>(columns, visit.batch, head_kv, 0) + key0 * columns.row + column,
+                   head_begin<E>(columns, visit.batch, head_kv, 0) +
+                       (sequence.k0 + key0) * columns.row + column,
                    columns.row, keys, left);
   }
 
   // dBias += P * (dP - delta), from S and dP.
   __device__ __forceinline__ void add(Scores& sum, Scores& s, Scores& dp, int number) const {
     const BiasVisit visit(params, block, number);
-    const Mask mask = mask_of(visit);
+    const Sequence sequence(p, visit.batch);
+    const Mask mask = mask_of(visit, sequence);
     const int code = code_of_tile(mask, row0, key0);
     if (code == TILE_EMPTY) return;
     const int first = row0 + warp_row0;
     apply_score_mod<Config::DROPS ? Tanh::NONE : Tanh::FAST>(
         s, p.scores,
-        {alibi_slope(p.scores, visit.batch, visit.head), first + p.seqlen_k - p.seqlen_q, key0});
-    if constexpr (sizeof(E) > 2) begin_or_add<AddBias>(s, visit);
+        {alibi_slope(p.scores, visit.batch, visit.head),
+         first + sequence.seqlen_k - sequence.seqlen_q, key0});
+    if constexpr (sizeof(E) > 2) begin_or_add<AddBias>(s, visit, sequence);
     if (code != TILE_FULL) apply_mask(s, mask, first, key0, code);
     if constexpr (Config::DROPS) {
       const DropoutParams& dropout = dropout_of(params);
@@ -188,8 +228,8 @@ struct BiasGradient {
     const float scale_log2 = p.scores.scale * LOG2_E;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t row =
-          statistics_begin(p, visit.batch, visit.head, 0) + first + h * 8 + threadIdx.x % 32 / 4;
+      const int64_t row = statistics_begin(p, visit.batch, visit.head, sequence.q0) + first + h * 8 +
+                          threadIdx.x % 32 / 4;
       const float lse = p.lse_log2[row];  // +inf past the last row
       const float delta = p.delta[row] * (1.0f / DS_SCALE<T>);
 #pragma unroll
@@ -245,14 +285,19 @@ struct BiasGradient {
   // Starts the accumulator with the bias, for 16-bit dtypes.
   __device__ __forceinline__ void begin(Scores& s, int number) const {
     s.clear();
-    if constexpr (sizeof(E) == 2) begin_or_add<BeginWithBias>(s, {params, block, number});
+    if constexpr (sizeof(E) == 2) {
+      const BiasVisit visit(params, block, number);
+      begin_or_add<BeginWithBias>(s, visit, Sequence(p, visit.batch));
+    }
   }
 
  private:
   template <class Put>
-  __device__ __forceinline__ void begin_or_add(Scores& s, const BiasVisit& visit) const {
+  __device__ __forceinline__ void begin_or_add(Scores& s, const BiasVisit& visit,
+                                               const Sequence& sequence) const {
     const BiasPlace place{visit.batch, visit.head, row0 + warp_row0, key0};
-    add_bias<T, false, Put, !Config::DROPS>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
+    add_bias<T, false, Put, !Config::DROPS>(s, p.bias, place, sequence.seqlen_q,
+                                            sequence.seqlen_k);
   }
 
   // Sums each row over its keys into the lane's first element of the row; sets the others to 0.
@@ -295,23 +340,17 @@ __device__ __forceinline__ void bias_gradient_block(const BiasGradientParams& pa
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   const Kernel kernel(params, smem);
-  const BiasBlock& block = kernel.block;
-  int visits = block.end - block.first;
-  const MaskParams& mask = params.p.mask;
-  if (mask.batch_planes == 0 && mask.head_planes == 0) {  // one mask for all
-    const Mask all = kernel.mask_of(BiasVisit(params, block, block.first));
-    if (code_of_tile(all, kernel.row0, kernel.key0) == TILE_EMPTY) visits = 0;
-  }
   Scores sum, s, dp;
   sum.clear();
   typename Kernel::Copies copies;
-  int next = block.first, next_step = 0;  // next step to fetch
-  int number = block.first, step = 0;     // step to compute
+  int next, next_step = 0;  // next step to fetch
+  const int visits = kernel.count_visits(next);
+  int number = next, step = 0;  // step to compute
   run_pipeline<Target, Config::STAGES>(
       visits * kernel.steps,
       [&](int, int stage) {
         kernel.fetch(copies, next, next_step, stage);
-        if (++next_step == kernel.steps) next_step = 0, ++next;
+        if (++next_step == kernel.steps) next_step = 0, kernel.advance(next);
       },
       [&](int stage) {
         copies.a.land(kernel.a(stage));
@@ -331,7 +370,7 @@ __device__ __forceinline__ void bias_gradient_block(const BiasGradientParams& pa
         if (++step < kernel.steps) return;
         kernel.add(sum, s, dp, number);
         step = 0;
-        ++number;
+        number = next;  // its first step is being fetched
       });
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // all warps have read the stages

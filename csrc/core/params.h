@@ -104,7 +104,7 @@ struct ScoreParams {
 };
 
 // Numbers added to the scores, see core/bias.cuh: [1 or batch, 1 or num_heads_q, seqlen_q,
-// seqlen_k]. Strides are in elements, 0 along broadcast axes. Not for packed tensors.
+// seqlen_k]. Strides are in elements, 0 along broadcast axes. All packed documents share them.
 struct BiasParams {
   const void* data;  // null: none
   int64_t batch, head, row, key;
@@ -258,7 +258,7 @@ struct BiasGradientParams {
   BwdParams p;
   float* parts;                  // [splits, batches, heads, queries or tiles, keys or tiles]
   int batches, heads;            // of the bias: 1 if broadcast
-  int visits;                    // (batch entry, query head) pairs that share an element
+  int visits;                    // (batch entry, query head) pairs that may share an element
   int splits;                    // blocks that share the visits of a tile
   int query_tiles, key_tiles;    // filled in at the launch
   bool sums_queries, sums_keys;  // axes along which the bias is broadcast

@@ -564,14 +564,16 @@ void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientDropoutP
   const DeviceScope scope(call.device);
   BwdParams& p = all.p = with_scores(all.p);
   const int num_heads_q = p.num_heads_kv * p.group;
-  const int rows = static_cast<int>(padded(p.seqlen_q));
-  const int64_t numbers = int64_t{p.batch} * num_heads_q * rows;
+  const bool packed = p.packing.cu_seqlens_q != nullptr;
+  const int64_t rows = statistics_rows(packed ? p.total_q : -1, p.batch, p.seqlen_q);
+  const int64_t numbers = int64_t{packed ? 1 : p.batch} * num_heads_q * rows;
   auto* memory = static_cast<float*>(
       require_workspace(call, 2 * numbers * int64_t{sizeof(float)}, allocate, context));
   p.lse_log2 = delta.lse_log2 = memory;
   p.delta = delta.delta = memory + numbers;
-  p.rows_padded = delta.rows_padded = rows;
+  p.rows_padded = delta.rows_padded = static_cast<int>(rows);
   set_sizes(delta, p);
+  delta.head_dim = delta.total_k = 0;  // there are no rows of dq, dk and dv to fill
   const KernelSize columns_v{p.head_dim_v, p.head_dim_v};
   const KernelKey first = key_of(call, Role::BWD_DELTA, columns_v);
   launch(call.device, require_kernel(call.device, first, &delta), &delta, stream_of(call));

@@ -86,8 +86,7 @@ class Planner : PlanGrid {
  private:
   void set_statistics(BwdPlan& plan) const {
     const int64_t heads = int64_t{shape_.num_heads_kv} * shape_.group;
-    const int64_t rows = packed() ? padded(shape_.total_q + int64_t{ROW_PADDING} * shape_.batch)
-                                  : padded(shape_.seqlen_q);
+    const int64_t rows = statistics_rows(shape_.total_q, shape_.batch, shape_.seqlen_q);
     plan.rows_padded = static_cast<int>(rows);
     const int64_t arrays = shape_.normalizes ? 3 : 2;
     plan.statistics = arrays * sizeof(float) * heads * rows * (packed() ? 1 : shape_.batch);

@@ -19,6 +19,11 @@ constexpr int64_t DKDV_PRODUCTS = 4;
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t padded(int64_t rows) { return ceil_div(rows, ROW_PADDING) * ROW_PADDING; }
 
+// Returns the statistics rows per head, see core/sequence.cuh. total_q: -1 if not packed.
+inline int64_t statistics_rows(int total_q, int batch, int seqlen_q) {
+  return padded(total_q < 0 ? seqlen_q : total_q + int64_t{ROW_PADDING} * batch);
+}
+
 class PlanGrid {
  public:
   PlanGrid(const BwdShape& shape, const BwdKernels& kernels)

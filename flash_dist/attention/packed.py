@@ -33,7 +33,7 @@ from .dropout.choice import NOT_CACHED, choose_dropout, refuse_dropout
 from .dropout.dropped import find_probs
 from .layouts import NAMES, PACKED, Names
 from .results import choose_result, returns_lse
-from .scores import choose_scores
+from .scores import choose_scores, join_packed_bias
 from .transforms import find_differentiated
 from .unsupported import are_defaults, check_others
 
@@ -77,6 +77,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     float32_precision: Precision | None = None,
     match_kvcache: bool | None = None,
     mask: BlockMask | IntervalMask | None = None,
+    bias: Tensor | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """Attention within each of several sequences that lie one after the other, without padding.
@@ -129,9 +130,14 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             band, which applies to each sequence. A packed mask runs the pack as one sequence: the
             bits of a sequence depend on where it begins in the pack, a NaN may spread to sequences
             within 64 keys, and the lse of a token that belongs to no sequence is the sink of the
-            head. alibi_slopes, block_table and seqused_k must then be None.
+            head. alibi_slopes, bias, block_table and seqused_k must then be None.
         float32_precision: As in `flash_attn_func`.
         match_kvcache: Likewise.
+        bias: Numbers that broadcast to [num_heads_q, max_seqlen_q, max_seqlen_k]: query i and key j
+            of each sequence, counted from its first token, get bias[:, i, j]. It may have more
+            queries and keys, which count for nothing. Otherwise as in `flash_attn_func`: the
+            gradient is summed over all sequences, too, and is 0 where none has scores. Not with
+            block_table and seqused_k.
         learnable_sink: By name, as in `flash_attn_func`; so is `s_aux`.
 
     Returns:
@@ -161,13 +167,14 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             return_max_logit=return_max_logit,
             batch_invariant=batch_invariant,
         )
-    plain = are_defaults(dropout_p, softcap, alibi_slopes)
+    plain = bias is None and are_defaults(dropout_p, softcap, alibi_slopes)
     seqused_k = others.pop("seqused_k", None)
     if others:
         check_others(flash_attn_varlen_func, others)
     if block_table is not None or seqused_k is not None:
         _require_no_mask(mask)
         _require_no_max_logit(return_max_logit=return_max_logit)
+        _require_no_bias(bias)
         refuse_dropout(dropout_p, "block_table" if seqused_k is None else "seqused_k", NOT_CACHED)
         check_packed(q, k, v, paged=block_table is not None)
         if block_table is not None or _reads_cache(q, k, v, others):
@@ -187,6 +194,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     scores = None
     if others or not plain:
         scores = choose_scores(q, softcap, alibi_slopes, others, packing.cu_seqlens_q)
+    if bias is not None:
+        scores = join_packed_bias(scores, bias, q, k, packing)
     if seqused_k is not None:
         require_tensor("seqused_k", seqused_k)
         check_used(seqused_k, packing, q, looks=may_look(q))
@@ -238,6 +247,15 @@ def _require_no_max_logit(*, return_max_logit: bool) -> None:
         raise ValueError(message)
 
 
+def _require_no_bias(bias: object) -> None:
+    if bias is not None:
+        message = (
+            f"bias must be None with block_table and seqused_k, got {describe_value(bias)}"
+            "\n\nhint: packed keys, without these, have a bias"
+        )
+        raise ValueError(message)
+
+
 def _choose_mask(
     mask: BlockMask | IntervalMask | None, window_size: Window, *, causal: bool
 ) -> Band | BlockMask | IntervalMask:
@@ -274,6 +292,13 @@ def _check_mask(
         message = (
             "alibi_slopes must be None with a mask of packed sequences, got slopes"
             "\n\nhint: `flash_attn_func` on each sequence takes both"
+        )
+        raise ValueError(message)
+    if scores is not None and scores.bias is not None:
+        message = (
+            "bias must be None with a mask of packed sequences, got a tensor: the kernels then "
+            "know no sequence\n\nhint: a mask that is a band, or `flash_attn_func` on each "
+            "sequence, takes both"
         )
         raise ValueError(message)
 

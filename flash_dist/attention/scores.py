@@ -16,12 +16,15 @@ from .layouts import DENSE, PACKED, dtype_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..kernels.problem import Packing
+
 Tensor = torch.Tensor
 
 SINKS: Final = ("learnable_sink", "s_aux")  # names in flash-attention 4 and in vLLM
 # Limits of softcap. The gradient recovers tanh from lse, whose precision is too low for smaller
 # caps. With a larger cap, float32 rounds score / cap to 0.
 _LEAST, _MOST = 2.0**-10, 2.0**40
+_DIMENSIONS: Final = 4  # of a bias for the operators
 
 
 def choose_scores(
@@ -63,13 +66,49 @@ def join_bias(scores: Scores | None, bias: Tensor, q: Tensor, seqlen_k: int) -> 
         TypeError: The bias is no tensor, or has an unsupported dtype.
         ValueError: The bias has an unsuitable shape or device, or there is a soft cap.
     """
+    shape = q.shape[0], math.prod(q.shape[DENSE:-1]), q.shape[1], seqlen_k
+    return _replace_bias(scores, read_bias("bias", bias, q, shape))
+
+
+def join_packed_bias(
+    scores: Scores | None, bias: Tensor, q: Tensor, k: Tensor, packing: Packing
+) -> Scores:
+    """Return score modifications with a bias, as in `flash_attn_varlen_func`.
+
+    The bias becomes a view of the entries that sequences may reach: 4-D, with the lesser of
+    max_seqlen and the number of tokens.
+
+    Raises:
+        TypeError: The bias is no tensor, or has an unsupported dtype.
+        ValueError: The bias has an unsuitable shape or device, or there is a soft cap.
+    """
+    bias = _read_floats("bias", bias, q)
+    wants = math.prod(q.shape[PACKED:-1]), *packing[2:]
+    shape = (1,) * (_DIMENSIONS - bias.dim()) + tuple(bias.shape)
+    fits = len(shape) == _DIMENSIONS and shape[0] == 1 and (shape[1] == 1 or shape[1] == wants[0])  # noqa: PLR1714 - may be symbolic
+    if not (fits and all(n == 1 or n >= most for n, most in zip(shape[2:], wants[1:], strict=True))):
+        message = (
+            "bias must broadcast to [num_heads_q, max_seqlen_q, max_seqlen_k], "
+            f"{list(wants)}, or have more queries or keys, got shape {list(bias.shape)}"
+            "\n\nhint: query i and key j of each sequence, counted from its first token, get "
+            "bias[:, i, j]"
+        )
+        raise ValueError(message)
+    bias = bias.reshape(shape)
+    for axis, tokens, longest in zip((2, 3), (q.shape[0], k.shape[0]), wants[1:], strict=True):
+        length = min(longest, tokens)
+        if bias.shape[axis] > max(length, 1):
+            bias = bias.narrow(axis, 0, length)
+    return _replace_bias(scores, bias)
+
+
+def _replace_bias(scores: Scores | None, bias: Tensor) -> Scores:
     scores = scores or PLAIN
     if scores.softcap != 0:
         softcap = show(scores.softcap)
         message = f"bias must be None with a softcap, got a tensor and softcap {softcap}"
         raise ValueError(message)
-    shape = q.shape[0], math.prod(q.shape[DENSE:-1]), q.shape[1], seqlen_k
-    return scores._replace(bias=read_bias("bias", bias, q, shape))
+    return scores._replace(bias=bias)
 
 
 def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
@@ -85,13 +124,7 @@ def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, in
         TypeError: The bias is no tensor, or has no floating point dtype.
         ValueError: The shape or device of the bias does not fit.
     """
-    require_tensor(name, bias)
-    if not bias.is_floating_point():
-        message = f"{name} must be of floating point, got {dtype_name(bias.dtype)}"
-        if bias.dtype == torch.bool:
-            message += f"\n\nhint: `mask=BlockMask.from_dense({name})` hides keys"
-        raise TypeError(message)
-    _require_device(name, bias, q)
+    bias = _read_floats(name, bias, q)
     sizes = zip(reversed(bias.shape), reversed(shape), strict=False)
     fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbolic
     if bias.dim() > len(shape) or not fits:
@@ -100,9 +133,21 @@ def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, in
             f"got shape {list(bias.shape)}"
         )
         raise ValueError(message)
-    if bias.dtype not in {q.dtype, torch.float32}:
-        bias = bias.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
     return bias.reshape((1,) * (len(shape) - bias.dim()) + bias.shape)
+
+
+def _read_floats(name: str, bias: Tensor, q: Tensor) -> Tensor:
+    """Return a bias in the dtype of q or float32; raise for other types, dtypes and devices."""
+    require_tensor(name, bias)
+    if not bias.is_floating_point():
+        message = f"{name} must be of floating point, got {dtype_name(bias.dtype)}"
+        if bias.dtype == torch.bool:
+            message += f"\n\nhint: `mask=BlockMask.from_dense({name})` hides keys"
+        raise TypeError(message)
+    _require_device(name, bias, q)
+    if bias.dtype in {q.dtype, torch.float32}:
+        return bias
+    return bias.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
 
 
 def _read_softcap(softcap: float | None) -> float:

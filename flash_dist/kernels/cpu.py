@@ -90,8 +90,8 @@ def _attend(  # noqa: PLR0913, PLR0917 - the schema of `attention`
     rng_state: Tensor | None = None,
 ) -> Results:
     """Return all results for a band; checks cu_seqlens, which needs no wait here."""
-    if bias is not None and (cu_seqlens_q is not None or match_kvcache):
-        message = "bias must be None for packed sequences and with match_kvcache, got a tensor"
+    if bias is not None and match_kvcache:
+        message = "bias must be None with match_kvcache, got a tensor"
         raise ValueError(message)
     check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
@@ -124,9 +124,11 @@ def attention_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator'
 
 def attention_bias_backward(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
     """Return the gradient of the bias for a band."""
-    _, mask, softmax_scale, _, alibi_slopes, bias, *last = call[7:]
+    _, mask, softmax_scale, _, alibi_slopes, bias, *last = call[7:15]
     how = Scores(0.0, alibi_slopes, None, bias), _read_dropout(*last)
-    options = Options(softmax_scale, None, parse_band(mask), None, None, *how)
+    cu_seqlens_q, cu_seqlens_k, *_ = call[15:] or NOT_PACKED
+    packed = cu_seqlens_q, cu_seqlens_k
+    options = Options(softmax_scale, None, parse_band(mask), *packed, *how)
     return _differentiate_bias(call[:7], options)
 
 

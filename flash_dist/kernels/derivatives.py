@@ -59,7 +59,7 @@ def differentiate(
         if dsinks is not None:
             dsinks = dsinks.sum(-1) if dsinks.dim() == 2 else dsinks.sum((0, 2))  # noqa: PLR2004
         return dq, dk, dv, dsinks
-    if not (_is_one(k.shape[1]) if max_seqlen_k is None else _is_one(k.shape[0], max_seqlen_k)):
+    if not _has_one_key(k, max_seqlen_k):
         dq, dk, dv, _ = backward(dout, dlse)
         return dq, dk, dv, None
     # The weight of a single key is 1 or 0, whatever the score. So q and k get gradients only from
@@ -77,13 +77,19 @@ def differentiate_bias(
     of_results: OfResults,
     *,
     sinks: Tensor | None,
+    max_seqlen_k: int | None = None,
 ) -> Tensor:
     """Return the gradient of the bias for one call; arguments as in `differentiate`."""
     _, k, _, out, _ = saved
     dout, dlse = of_results
-    if dout is None or (sinks is None and _is_one(k.shape[1])):  # one key: no gradient, as above
+    if dout is None or (sinks is None and _has_one_key(k, max_seqlen_k)):  # no gradient, as above
         dout = torch.zeros_like(out)
     return backward(dout, dlse)
+
+
+def _has_one_key(k: Tensor, max_seqlen_k: int | None) -> bool:
+    """Return whether every sequence is known to have one key at most; max_seqlen_k: if packed."""
+    return _is_one(k.shape[1]) if max_seqlen_k is None else _is_one(k.shape[0], max_seqlen_k)
 
 
 def _is_one(*numbers: int) -> bool:
@@ -197,15 +203,14 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     def backward_bias(one_dout: Tensor, one_dlse: Tensor | None) -> Tensor:
         operator = torch.ops.flash_dist.attention_bias_backward
         last = softmax_scale, ieee, alibi_slopes, bias, ctx.dropout_p, rng_state
-        return operator(one_dout, *saved, one_dlse, mask_data, ctx.mask, *last)  # type: ignore[no-any-return]
+        return operator(one_dout, *saved, one_dlse, mask_data, ctx.mask, *last, *packed)  # type: ignore[no-any-return]
 
+    call = tuple(saved), (dout, dlse)
     longest = None if cu_seqlens_q is None else max_seqlen_k
-    dq, dk, dv, dsinks = differentiate(
-        backward, tuple(saved), (dout, dlse), sinks=sinks, max_seqlen_k=longest
-    )
+    dq, dk, dv, dsinks = differentiate(backward, *call, sinks=sinks, max_seqlen_k=longest)
     dbias = None
     if bias is not None and bias.requires_grad:
-        dbias = differentiate_bias(backward_bias, tuple(saved), (dout, dlse), sinks=sinks)
+        dbias = differentiate_bias(backward_bias, *call, sinks=sinks, max_seqlen_k=longest)
     return dq, dk, dv, *(None,) * 10, dsinks, None, dbias, None, None
 
 

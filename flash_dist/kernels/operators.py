@@ -78,6 +78,10 @@ _BIAS: Final = (
     "float softmax_scale, bool ieee, Tensor? alibi_slopes, Tensor bias, float dropout_p, "
     "Tensor? rng_state"
 )
+_PACKED: Final = (
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, "
+    "SymInt max_seqlen_k=0"
+)
 
 _MASKED: Final = f"Tensor q, Tensor k, Tensor v, {_MASK}, float softmax_scale, bool keep"
 
@@ -91,7 +95,8 @@ _library.define(
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)"
 )
 _library.define(
-    f"attention_bias_backward({_SAVED}, Tensor? mask_data, int[] mask, {_BIAS}) -> Tensor"
+    f"attention_bias_backward({_SAVED}, Tensor? mask_data, int[] mask, {_BIAS}, {_PACKED}) -> "
+    "Tensor"
 )
 _library.define(f"attention_masked_bias_backward({_SAVED}, {_MASK}, {_BIAS}) -> Tensor")
 _attention_masked: Final = _operators.attention_masked.default
@@ -304,21 +309,24 @@ def differentiate_bias(
     dout: Tensor | None, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Tensor:
     """Return the gradient of the bias, shaped like it; arguments as in `differentiate`."""
-    mask, softmax_scale, _, scores, *_ = problem
+    mask, softmax_scale, packing, scores, *_ = problem
     _, alibi_slopes, sinks, bias = scores or PLAIN
     known = band_or_handle(mask)
     how = softmax_scale, problem.ieee, alibi_slopes, bias, *(problem.dropout or NOT_DROPPED)
+    longest = None if packing is None else packing.max_seqlen_k
 
     def call(one_dout: Tensor, one_dlse: Tensor | None) -> Tensor:
         if isinstance(known, Band):
-            arrays = None, known.ints
-            found: Tensor = _attention_bias_backward(one_dout, *saved, one_dlse, *arrays, *how)
+            last = None, known.ints, *how, *(packing or ())
+            found: Tensor = _attention_bias_backward(one_dout, *saved, one_dlse, *last)
         else:
             found = _attention_masked_bias_backward(one_dout, *saved, one_dlse, *known, *how)
         return found
 
     try:
-        return derivatives.differentiate_bias(call, saved, (dout, dlse), sinks=sinks)
+        return derivatives.differentiate_bias(
+            call, saved, (dout, dlse), sinks=sinks, max_seqlen_k=longest
+        )
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
@@ -433,9 +441,9 @@ def _masked_backward_on_gpu(*call: Any) -> Gradients:  # noqa: ANN401 - the oper
 
 
 def _bias_backward_on_gpu(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
-    bias = call[-3]
-    splits = count_splits(bias, *call[1:3])
-    return sum_parts(_attention_bias_parts(*call[:-2], splits, *call[-2:]), bias)
+    bias = call[12]
+    splits = count_splits(bias, *call[1:3], *call[15:])
+    return sum_parts(_attention_bias_parts(*call[:13], splits, *call[13:]), bias)
 
 
 def _masked_bias_backward_on_gpu(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
@@ -528,7 +536,12 @@ def _attention_masked_backward_fake(*call: Any) -> Gradients:  # noqa: ANN401 - 
 
 
 def _bias_backward_fake(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
-    bias: Tensor = call[-3]
+    bias: Tensor = call[12]
+    return bias.new_empty(bias.shape)
+
+
+def _masked_bias_backward_fake(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
+    bias: Tensor = call[15]
     return bias.new_empty(bias.shape)
 
 
@@ -546,7 +559,7 @@ for _name, _fake in (
     ("attention_backward_no_grad", _gradients_fake),
     ("attention_masked_backward", _attention_masked_backward_fake),
     ("attention_bias_backward", _bias_backward_fake),
-    ("attention_masked_bias_backward", _bias_backward_fake),
+    ("attention_masked_bias_backward", _masked_bias_backward_fake),
 ):
     torch.library.register_fake(f"flash_dist::{_name}", _fake)
 earlier.register(_library)

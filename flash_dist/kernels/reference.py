@@ -19,7 +19,7 @@ from ..masks.band import Band
 from . import ordered
 from .dropout.philox import dropped
 from .dropout.state import Dropout, find_scale
-from .scores import MASKED, PLAIN, Scores, add_bias, sum_like
+from .scores import MASKED, PLAIN, Scores, add_bias, cut_bias, sum_like
 
 if TYPE_CHECKING:
     from .derivatives import Saved
@@ -129,10 +129,14 @@ def bias_gradient(
     dout: Tensor, saved: Saved, dlse: Tensor | None, options: Options, bias: Tensor
 ) -> Tensor:
     """Return the gradient of the bias in options.scores: dS summed over broadcast axes."""
-    problem = _problem(_Document(), *saved[:3], options)
-    doh = _heads_first(dout)
-    _, ds, _ = _differentiate_scores(problem, doh, saved, dlse, options)
-    return sum_like(ds.masked_fill(bias <= MASKED, 0.0), bias)
+    total = bias.new_zeros(bias.shape, dtype=_compute_dtype(dout))
+    for document in _documents(options):
+        problem = _problem(document, *saved[:3], options)
+        doh = _heads_first(document.queries_of(dout))
+        _, ds, _ = _differentiate_scores(problem, doh, saved, dlse, options)
+        own = cut_bias(bias, *ds.shape[2:])
+        cut_bias(total, *ds.shape[2:]).add_(sum_like(ds.masked_fill(own <= MASKED, 0.0), own))
+    return total.to(bias.dtype)
 
 
 def _differentiate_scores(
@@ -258,7 +262,7 @@ class _Problem(NamedTuple):
         if scores.alibi_slopes is not None:
             logits = logits - self._distances() * self.document.slopes_of(scores.alibi_slopes)
         if scores.bias is not None:
-            logits = add_bias(logits, scores.bias)
+            logits = add_bias(logits, cut_bias(scores.bias, *logits.shape[2:]))
         if self.visible is not None:
             logits = logits.masked_fill(~self.visible, -torch.inf)
         return logits, derivative

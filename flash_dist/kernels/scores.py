@@ -23,7 +23,9 @@ class Scores(NamedTuple):
     alibi_slopes: [num_heads_q] or [batch, num_heads_q].
         slope * abs(i + seqlen_k - seqlen_q - j) is subtracted from the score of query i and key j.
     bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k], added to s. A bias of -65504
-        or less masks the score. Not allowed with a softcap.
+        or less masks the score. Not allowed with a softcap. Of packed documents: [1, 1 or
+        num_heads_q, 1 or queries, 1 or keys], the same for all; these are the lesser of the longest
+        length and the number of tokens.
     sinks: [num_heads_q]. One more score in each row, which is never masked and has no value. lse
         includes this score.
     """
@@ -44,16 +46,34 @@ class Scores(NamedTuple):
 PLAIN: Final = Scores()  # no score modification
 
 
+def cut_bias(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
+    """Return a view of the numbers for the first queries and keys, those of one document."""
+    return bias[:, :, :seqlen_q, :seqlen_k]
+
+
 def add_bias(logits: Tensor, bias: Tensor) -> Tensor:
     """Return logits + bias; -inf if the bias masks a key."""
     return (logits + bias.to(logits.dtype)).masked_fill(bias <= MASKED, -torch.inf)
 
 
-def count_splits(bias: Tensor, q: Tensor, k: Tensor) -> int:
+def count_splits(
+    bias: Tensor,
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    _cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+) -> int:
     """Return how many blocks share the batch entries and heads of a tile, from shapes alone."""
     batches, heads = bias.shape[:2]
-    visits = (q.shape[0] if batches == 1 else 1) * (math.prod(q.shape[2:-1]) if heads == 1 else 1)
-    tiles = batches * heads * -(-q.shape[1] // TILE) * -(-k.shape[1] // TILE)
+    if cu_seqlens_q is None:
+        batch, queries, keys, num_heads_q = *q.shape[:2], k.shape[1], math.prod(q.shape[2:-1])
+    else:
+        batch, num_heads_q = cu_seqlens_q.shape[0] - 1, math.prod(q.shape[1:-1])
+        queries, keys = min(max_seqlen_q, q.shape[0]), min(max_seqlen_k, k.shape[0])
+    visits = (batch if batches == 1 else 1) * (num_heads_q if heads == 1 else 1)
+    tiles = batches * heads * -(-queries // TILE) * -(-keys // TILE)
     return max(1, min(visits, _BLOCKS // max(tiles, 1)))
 
 
@@ -73,5 +93,4 @@ def sum_parts(parts: Tensor, bias: Tensor) -> Tensor:
 def sum_like(gradient: Tensor, bias: Tensor) -> Tensor:
     """Sum a gradient of all scores over the axes along which a bias is broadcast."""
     axes = [axis for axis in range(4) if bias.shape[axis] == 1 != gradient.shape[axis]]
-    summed = gradient.sum(axes, keepdim=True) if axes else gradient
-    return summed.to(bias.dtype).contiguous()
+    return gradient.sum(axes, keepdim=True) if axes else gradient

@@ -38,8 +38,8 @@ struct BwdSm90Bias {
   const BwdParams& p;
   const DkdvSm90Work& work;
 
-  // Loads the biases of an item. key0: the warp's first key. NOTE: queries and keys beyond the end
-  // get the bias of the last one.
+  // Loads the biases of an item. key0: the warp's first key. Queries beyond the end get the bias of
+  // the last one. NOTE: keys beyond the end of a document get any numbers of the bias.
   __device__ __forceinline__ void fetch(Fragment& x, const DkdvItem& item, int key0) const {
     const BiasParams& bias = p.bias;
     const int bytes = bias.is_fp32 ? 4 : 2;
@@ -94,7 +94,7 @@ struct BwdSm90Bias {
 
   __device__ __forceinline__ int query(int i) const { return min(i, work.seqlen_q - 1); }
   __device__ __forceinline__ int key(int i, int last = 1) const {
-    return min(i, work.seqlen_k - last);
+    return min(i, p.seqlen_k - last);
   }
 
   // Loads the pairs. Register 2 * n + h holds query lane / 4 of 8, and keys 2 * (lane % 4) and 2 *

@@ -43,7 +43,11 @@ def _count_masked_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
 
 def _count_bias_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
     """Count S (recomputed) and dP = dO @ V.T."""
-    return _count_forward(*call[1:4])
+    return _count_forward(*call[1:4], None, None, *call[15:])
+
+
+def _count_masked_bias_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
+    return _count_bias_backward(*call[:4])
 
 
 def _count_decode(q: Tensor, k: Tensor, v: Tensor | None, *call: Any, **_: object) -> int:  # noqa: ANN401
@@ -106,7 +110,7 @@ def _register() -> None:
         "attention_masked_max_logit": _count_masked,
         "attention_masked_backward": _count_masked_backward,
         "attention_bias_backward": _count_bias_backward,
-        "attention_masked_bias_backward": _count_bias_backward,
+        "attention_masked_bias_backward": _count_masked_bias_backward,
         "decode": _count_decode,
     }
     for name, formula in formulas.items():
