@@ -33,7 +33,9 @@ class Scored:
     sinks: Tensor | None = None  # [num_heads_q]
     name: str = ""
     documents: Documents | None = None  # packed into a batch of 1
-    bias: Tensor | None = None  # broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k]
+    # Broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k]; with documents, to [1, num_heads_q,
+    # queries, keys] of the longest ones, or more.
+    bias: Tensor | None = None
     dropout_p: float = 0.0  # a multiple of 1 / 65536
     dropped: Tensor | None = None  # [batch, num_heads_q, seqlen_q, seqlen_k], True: dropped
 
@@ -151,10 +153,23 @@ def _find_scores(scored: Scored, q: Tensor, k: Tensor, bias: Tensor | None) -> T
     if scored.alibi_slopes is not None:
         s = s - _slopes_by_row(scored, s.shape[1]).to(dtype) * _distances(scored).to(dtype)
     if bias is not None:
+        bias = lay_out(scored, bias)
         s = torch.where(bias <= MASKED, -torch.inf, s + bias)
     if problem.visible is not None:
         s = s.masked_fill(~problem.visible, -torch.inf)
     return s
+
+
+def lay_out(scored: Scored, bias: Tensor) -> Tensor:
+    """Return a bias that broadcasts to all scores, from the numbers of one document if packed."""
+    if scored.documents is None:
+        return bias
+    bias = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
+    rows, columns = (
+        torch.cat([torch.arange(n, device=bias.device) for n in lengths]).clamp(max=size - 1)
+        for lengths, size in zip(scored.documents, bias.shape[2:], strict=True)
+    )
+    return bias[..., rows[:, None], columns]
 
 
 def _slopes_by_row(scored: Scored, heads: int) -> Tensor:
@@ -251,7 +266,9 @@ def size_terms(scored: Scored) -> dict[str, float]:
     dk = _sum_groups(torch.einsum("bhij,bihd->bjhd", ds, q), k) * problem.scale
     terms = {"dq": dq, "dk": dk}
     if scored.bias is not None:
-        terms["dbias"] = ds.sum_to_size(scored.bias.shape)
+        leaf = torch.zeros_like(scored.bias, dtype=ds.dtype).requires_grad_()
+        full = lay_out(scored, leaf).expand(ds.shape)
+        terms["dbias"] = torch.autograd.grad(full, leaf, ds)[0]
     return {name: float(x.max()) for name, x in terms.items()}
 
 
@@ -313,7 +330,9 @@ def _rows_of_an_entry(scored: Scored) -> float:
     q, bias = scored.problem.q, scored.bias
     assert bias is not None
     keys = bias.shape[-1] if bias.dim() else 1
-    return q[..., 0].numel() * keys / bias.numel()
+    if scored.documents is None:
+        return q[..., 0].numel() * keys / bias.numel()
+    return q[0, 0, ..., 0].numel() * sum(scored.documents[0])  # at most
 
 
 def find_wrong_max_logit(actual: Tensor, scored: Scored) -> list[str]:
@@ -330,7 +349,7 @@ def find_wrong_max_logit(actual: Tensor, scored: Scored) -> list[str]:
     if scored.alibi_slopes is not None:
         terms = terms + _slopes_by_row(scored, terms.shape[1]) * _distances(scored)
     if bias is not None:
-        terms = terms + bias.abs()
+        terms = terms + lay_out(scored, bias).abs()
     largest = terms.masked_fill(scores == -torch.inf, 0.0).amax((0, 2, 3))
     if not torch.equal(actual.isfinite(), want.isfinite()):
         return [f"{scored}: max_logit is finite where it should not be, or not"]

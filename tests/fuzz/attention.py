@@ -50,7 +50,7 @@ from tests.gpu.packed import attend_packed, pack
 from tests.gpu.running import attend, attend_scored, workspace
 from tests.masks import MASKS, Sizes, show
 from tests.reference import Problem, find_faults, random_problem
-from tests.scores import MASKED, Scored, find_wrong_max_logit, score
+from tests.scores import MASKED, Scored, find_wrong_max_logit, lay_out, score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -156,7 +156,7 @@ def draw_case(
 
 def _add_new(case: Case, chance: random.Random, *, wide: bool) -> Case:
     """Return the case with newer features, without options that these features refuse."""
-    refused = {"bias"} if case.is_packed else set()
+    refused = set()
     if not wide or case.dtype == "fp32":
         refused.add("wide")
     new = chance.choice([one for one in _NEW if not refused & {*one.split()}]).split()
@@ -283,7 +283,7 @@ def run_case(case: Case, *, device: str, seed: int, bits_only: bool = False) -> 
             torch.manual_seed(case.number)  # of dropout
             if packed and scored:
                 bent, asked = replace(packed, problem=scored.problem), {**scored.options, **options}
-                return attend_packed(bent, poison=poison, sinks=scored.sinks, **asked)
+                return attend_packed(bent, poison=poison, **scored.learned, **asked)
             if scored:
                 return attend_scored(scored, poison=poison, **options)
             if packed:
@@ -314,9 +314,13 @@ def _bend(case: Case, problem: Problem, seed: int) -> Scored:
     scored = score(problem, case.features, case.number, documents)
     device = str(problem.q.device)
     if case.bias:
-        shape = problem.q.shape[0], case.num_heads, problem.q.shape[1], problem.k.shape[1]
+        lengths = problem.q.shape[1], problem.k.shape[1]
+        if case.is_packed:  # also more queries and keys than a document has
+            lengths = max(case.lengths) + case.number % 2, max(case.lengths_k) + case.number % 3
+        shape = problem.q.shape[0], case.num_heads, *lengths
         bias = case.bias.make(shape, device, seed * 1_000_003 + case.number)
-        seen = bias > MASKED if problem.visible is None else problem.visible & (bias > MASKED)
+        seen = lay_out(scored, bias) > MASKED
+        seen = seen if problem.visible is None else problem.visible & seen
         dlse = scored.problem.dlse
         assert dlse is not None
         if scored.sinks is None:

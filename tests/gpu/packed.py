@@ -99,15 +99,18 @@ def attend_packed(
     poison: bool = True,
     given: dict[str, Any] | None = None,
     sinks: Tensor | None = None,
+    bias: Tensor | None = None,
     **options: Any,  # noqa: ANN401 - of flash_attn_varlen_func
 ) -> dict[str, Tensor]:
-    """Return the results of `attend` with a batch axis of 1, and dsinks if there are sinks."""
+    """Return the results of `attend` with a batch axis of 1, and gradients of sinks and bias."""
     problem = packed.problem
     inputs = problem.q, problem.k, problem.v
     q, k, v = leaves = [x[0].detach().requires_grad_() for x in inputs]
-    if sinks is not None:
-        leaves.append(sinks.detach().requires_grad_())
-        options["learnable_sink"] = leaves[-1]
+    learned = {}
+    for name, argument, x in (("dsinks", "learnable_sink", sinks), ("dbias", "bias", bias)):
+        if x is not None:
+            leaves.append(x.detach().requires_grad_())
+            learned[name] = options[argument] = leaves[-1]
     given = given or boundaries(packed, q.device)
     if poison:
         poison_memory(q.device)
@@ -124,8 +127,8 @@ def attend_packed(
         poison_memory(q.device)
     outputs = (out,) if problem.dlse is None else (out, lse)
     grads = (problem.dout[0],) if problem.dlse is None else (problem.dout[0], problem.dlse[0])
-    dq, dk, dv, *of_sinks = torch.autograd.grad(outputs, leaves, grads)
+    dq, dk, dv, *of_learned = torch.autograd.grad(outputs, leaves, grads)
     tensors = (out.detach(), lse.detach(), dq, dk, dv)
     result = {name: x.unsqueeze(0) for name, x in zip(NAMES, tensors, strict=True)}
     result |= dict(zip(("max_logit",), rest, strict=False))
-    return result | dict(zip(("dsinks",), of_sinks, strict=False))
+    return result | dict(zip(learned, of_learned, strict=True))

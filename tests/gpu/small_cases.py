@@ -56,6 +56,7 @@ ROWS_OF_A_TILE: Final = (32, 128)  # query heads: tiles then have 48 and 192 row
 LATENT: Final = ((16, 3, 1300), (64, 3, 1300), (64, 3, 4000), (64, 40, 1300))
 LARGE_CAP: Final = 200.0
 LENGTHS: Final = (65, 0, 30)  # of documents
+BIASED_LENGTHS: Final = (66, 0, 31)  # the longest is even: kernels may load pairs of a bias
 SCORES: Final = {"alibi_slopes": torch.tensor([0.5, 0.1]), "learnable_sink": torch.tensor([1.0, 0])}
 # Queries to a cache that fill the forward's tiles; the tiles fill an H100 or H200.
 FULL: Final = KvProblem(
@@ -148,7 +149,7 @@ def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
 
 
 def run_features(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
-    """Run a bias, dropout, both, and return_max_logit at every compiled size.
+    """Run a bias, dropout, both, and return_max_logit at every compiled size; a bias also packed.
 
     A bias has the dtype of q or float32. Its rows begin at multiples of 16 bytes, as Hopper's
     kernels require. The largest score is also requested for sequences that fill large tiles.
@@ -168,6 +169,12 @@ def run_features(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
                 for bias, dropout_p in product((*biases, None), fractions):
                     scored = Scored(problem, bias=bias, dropout_p=dropout_p)
                     ran.run(attend_scored, scored, poison=False, **options)
+            documents = pack(BIASED_LENGTHS, num_heads=2, num_heads_kv=1, device="cpu", **sizes)
+            problem = copy_to_gpu(replace(documents.problem, options={"causal": True}))
+            documents = replace(documents, problem=problem)
+            for bias, dropout_p in product(biases, fractions):
+                how = {"bias": bias, "dropout_p": dropout_p, **options}
+                ran.run(attend_packed, documents, poison=False, **how)
         for shape in (SMALL, EVEN):
             problem = copy_to_gpu(masked_problem("full", device="cpu", **shape, **sizes))
             ran.run(attend, problem, poison=False, return_max_logit=True, **options)

@@ -267,11 +267,7 @@ def test_whole_numbers_are_no_mask() -> None:
         scaled_dot_product_attention(*heads_first(), ANY.int())
 
 
-def test_packed_sequences_and_caches_have_no_bias() -> None:
-    ends = torch.tensor([0, QUERIES], dtype=torch.int32)
-    q, k, v = (x[0, :QUERIES] for x in inputs())
-    with pytest.raises(TypeError, match="bias"):
-        flash_dist.flash_attn_varlen_func(q, k, v, ends, ends, 3, 3, bias=ANY)  # type: ignore[call-overload]
+def test_caches_have_no_bias() -> None:
     with pytest.raises(TypeError, match="bias"):
         flash_dist.flash_attn_with_kvcache(*inputs(), bias=ANY)  # type: ignore[call-overload]
 

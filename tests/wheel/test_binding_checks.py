@@ -199,6 +199,11 @@ CALLS: Final[dict[str, Call]] = {
     "max logit": (flash_dist.flash_attn_func, ROWS | SCORES, {"return_max_logit": True}),
     "packed": (flash_dist.flash_attn_varlen_func, PACKED, LONGEST),
     "packed scored": (flash_dist.flash_attn_varlen_func, PACKED | SCORES, LONGEST),
+    "packed biased": (
+        flash_dist.flash_attn_varlen_func,
+        PACKED | {"bias": half(4, 4, 32)},
+        LONGEST,
+    ),
     "used": (flash_dist.flash_attn_varlen_func, PACKED | {"seqused_k": int32(2, 3)}, LONGEST),
     "paged": (
         flash_dist.flash_attn_varlen_func,

@@ -109,7 +109,8 @@ def refuse_packed_bias() -> NoReturn:
     """Raise ValueError for a bias with packed sequences."""
     message = (
         "position_bias and an attention_mask that is added must be None with cu_seq_lens_q, got a "
-        f"tensor: packed sequences have no bias\n\n{_EAGER}"
+        "tensor: its numbers are those of places in the row, and packed sequences read those of "
+        f"places in the sequence\n\n{_EAGER}"
     )
     raise ValueError(message)
 
