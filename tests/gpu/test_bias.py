@@ -271,6 +271,7 @@ def test_entries_that_no_document_reaches_count_for_nothing(dtype: torch.dtype) 
         assert not results["dbias"][~reached].any()
 
 
+@pytest.mark.gpu  # CPU calls check cu_seqlens
 def test_a_document_ends_at_max_seqlen_and_so_does_the_bias(dtype: torch.dtype) -> None:
     packed = make_pack("different", dtype)
     bias = draw_packed(packed)
