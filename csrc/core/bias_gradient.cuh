@@ -228,8 +228,8 @@ struct BiasGradient {
     const float scale_log2 = p.scores.scale * LOG2_E;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t row = statistics_begin(p, visit.batch, visit.head, sequence.q0) + first + h * 8 +
-                          threadIdx.x % 32 / 4;
+      const int64_t row = statistics_begin(p, visit.batch, visit.head, sequence.q0) + first +
+                          h * 8 + threadIdx.x % 32 / 4;
       const float lse = p.lse_log2[row];  // +inf past the last row
       const float delta = p.delta[row] * (1.0f / DS_SCALE<T>);
 #pragma unroll
@@ -296,8 +296,7 @@ struct BiasGradient {
   __device__ __forceinline__ void begin_or_add(Scores& s, const BiasVisit& visit,
                                                const Sequence& sequence) const {
     const BiasPlace place{visit.batch, visit.head, row0 + warp_row0, key0};
-    add_bias<T, false, Put, !Config::DROPS>(s, p.bias, place, sequence.seqlen_q,
-                                            sequence.seqlen_k);
+    add_bias<T, false, Put, !Config::DROPS>(s, p.bias, place, sequence.seqlen_q, sequence.seqlen_k);
   }
 
   // Sums each row over its keys into the lane's first element of the row; sets the others to 0.

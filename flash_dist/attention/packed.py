@@ -135,9 +135,10 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         match_kvcache: Likewise.
         bias: Numbers that broadcast to [num_heads_q, max_seqlen_q, max_seqlen_k]: query i and key j
             of each sequence, counted from its first token, get bias[:, i, j]. It may have more
-            queries and keys, which count for nothing. Otherwise as in `flash_attn_func`: the
-            gradient is summed over all sequences, too, and is 0 where none has scores. Not with
-            block_table and seqused_k.
+            queries and keys, which are not read. Otherwise as in `flash_attn_func`: the gradient is
+            also summed over all sequences, and is 0 where none has scores. NaN or inf may spread to
+            gradients of sequences that are too short for the entry. Not with block_table and
+            seqused_k.
         learnable_sink: By name, as in `flash_attn_func`; so is `s_aux`.
 
     Returns:

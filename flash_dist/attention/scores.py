@@ -85,8 +85,10 @@ def join_packed_bias(
     bias = _read_floats("bias", bias, q)
     wants = math.prod(q.shape[PACKED:-1]), *packing[2:]
     shape = (1,) * (_DIMENSIONS - bias.dim()) + tuple(bias.shape)
-    fits = len(shape) == _DIMENSIONS and shape[0] == 1 and (shape[1] == 1 or shape[1] == wants[0])  # noqa: PLR1714 - may be symbolic
-    if not (fits and all(n == 1 or n >= most for n, most in zip(shape[2:], wants[1:], strict=True))):
+    fits = len(shape) == _DIMENSIONS and shape[0] == 1 and (shape[1] == 1 or shape[1] == wants[0])
+    if not (
+        fits and all(n == 1 or n >= most for n, most in zip(shape[2:], wants[1:], strict=True))
+    ):
         message = (
             "bias must broadcast to [num_heads_q, max_seqlen_q, max_seqlen_k], "
             f"{list(wants)}, or have more queries or keys, got shape {list(bias.shape)}"

@@ -441,8 +441,8 @@ def _masked_backward_on_gpu(*call: Any) -> Gradients:  # noqa: ANN401 - the oper
 
 
 def _bias_backward_on_gpu(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
-    bias = call[12]
-    splits = count_splits(bias, *call[1:3], *call[15:])
+    q, k, bias = call[1], call[2], call[12]
+    splits = count_splits(bias, q, k, call[15:])
     return sum_parts(_attention_bias_parts(*call[:13], splits, *call[13:]), bias)
 
 

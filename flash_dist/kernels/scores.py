@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from ..masks.layout import TILE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Tensor = torch.Tensor
 
@@ -56,22 +59,18 @@ def add_bias(logits: Tensor, bias: Tensor) -> Tensor:
     return (logits + bias.to(logits.dtype)).masked_fill(bias <= MASKED, -torch.inf)
 
 
-def count_splits(
-    bias: Tensor,
-    q: Tensor,
-    k: Tensor,
-    cu_seqlens_q: Tensor | None = None,
-    _cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-) -> int:
-    """Return how many blocks share the batch entries and heads of a tile, from shapes alone."""
+def count_splits(bias: Tensor, q: Tensor, k: Tensor, packed: Sequence[Any] = ()) -> int:
+    """Return how many blocks share the batch entries and heads of a tile, from shapes alone.
+
+    packed: The fields of a Packing, if the tensors are packed.
+    """
     batches, heads = bias.shape[:2]
+    cu_seqlens_q, _, *longest = packed or (None, None)
     if cu_seqlens_q is None:
         batch, queries, keys, num_heads_q = *q.shape[:2], k.shape[1], math.prod(q.shape[2:-1])
     else:
         batch, num_heads_q = cu_seqlens_q.shape[0] - 1, math.prod(q.shape[1:-1])
-        queries, keys = min(max_seqlen_q, q.shape[0]), min(max_seqlen_k, k.shape[0])
+        queries, keys = map(min, longest, (q.shape[0], k.shape[0]))
     visits = (batch if batches == 1 else 1) * (num_heads_q if heads == 1 else 1)
     tiles = batches * heads * -(-queries // TILE) * -(-keys // TILE)
     return max(1, min(visits, _BLOCKS // max(tiles, 1)))

@@ -283,7 +283,9 @@ def run_case(case: Case, *, device: str, seed: int, bits_only: bool = False) -> 
             torch.manual_seed(case.number)  # of dropout
             if packed and scored:
                 bent, asked = replace(packed, problem=scored.problem), {**scored.options, **options}
-                return attend_packed(bent, poison=poison, **scored.learned, **asked)
+                return attend_packed(
+                    bent, poison=poison, sinks=scored.sinks, bias=scored.bias, **asked
+                )
             if scored:
                 return attend_scored(scored, poison=poison, **options)
             if packed:

@@ -155,7 +155,11 @@ def run_features(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
     kernels require. The largest score is also requested for sequences that fill large tiles.
     """
     for dtype, head_dim, head_dim_v in sizes_of_part:
-        sizes = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": torch_dtype(dtype)}
+        sizes: dict[str, Any] = {
+            "head_dim": head_dim,
+            "head_dim_v": head_dim_v,
+            "dtype": torch_dtype(dtype),
+        }
         options = {"float32_precision": precision_of(dtype)}
         drops = head_dim <= MOST_COLUMNS and dtype != IEEE32
         fractions = (0.0, 0.25) if drops else (0.0,)  # that dropout drops

@@ -165,11 +165,15 @@ def test_results_have_the_same_bits_in_every_run(dtype: torch.dtype) -> None:
 
 
 def make_pack(
-    name: str, dtype: torch.dtype, head_dims: tuple[int, int] = (64, 64), **band: Any
+    name: str,
+    dtype: torch.dtype,
+    head_dims: tuple[int, int] = (64, 64),
+    **band: Any,  # noqa: ANN401 - of pack
 ) -> Packed:
     head_dim, head_dim_v = head_dims
-    sizes = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": dtype}
-    return pack(*PACKS[name], num_heads=4, num_heads_kv=2, **sizes, **band)
+    sizes: dict[str, Any] = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": dtype}
+    lengths_q, lengths_k = PACKS[name]
+    return pack(lengths_q, lengths_k, num_heads=4, num_heads_kv=2, **sizes, **band)
 
 
 def draw_packed(
@@ -197,12 +201,21 @@ def add_packed(packed: Packed, bias: Tensor, features: str = "") -> Scored:
     return replace(scored, name=name, problem=replace(scored.problem, dlse=dlse))
 
 
-def attend_documents(packed: Packed, scored: Scored, **options: Any) -> dict[str, Tensor]:
+def attend_documents(
+    packed: Packed,
+    scored: Scored,
+    **options: Any,  # noqa: ANN401 - of flash_attn_varlen_func
+) -> dict[str, Tensor]:
     bent = replace(packed, problem=scored.problem)
-    return attend_packed(bent, **scored.learned, **scored.options, **options)
+    given = {**scored.options, **options}
+    return attend_packed(bent, sinks=scored.sinks, bias=scored.bias, **given)
 
 
-def check_packed(packed: Packed, scored: Scored, **options: Any) -> Mapping[str, Tensor]:
+def check_packed(
+    packed: Packed,
+    scored: Scored,
+    **options: Any,  # noqa: ANN401 - of flash_attn_varlen_func
+) -> Mapping[str, Tensor]:
     results = attend_documents(packed, scored, **options)
     faults = find_faults(results, scored)
     assert not faults, "\n".join(faults[:12])

@@ -25,10 +25,8 @@ DOCUMENTS: Final = {
     "single": ((1, 1), (1, 1)),
     "empty": ((0, 0), (0, 3)),
 }
-SHAPES: Final = [
-    (heads, *lengths)
-    for heads, *lengths in product((1, HEADS), ("1", "longest", "more"), ("1", "longest", "more"))
-]
+SIZES: Final = ("1", "longest", "more")
+SHAPES: Final = list(product((1, HEADS), SIZES, SIZES))
 OPTIONS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
@@ -52,7 +50,11 @@ def ends(lengths: tuple[int, ...]) -> Tensor:
 class Pack:
     """Documents with GQA, two unused tokens behind them, and arguments of a call."""
 
-    def __init__(self, lengths: tuple[tuple[int, ...], tuple[int, ...]], **options: Any) -> None:
+    def __init__(
+        self,
+        lengths: tuple[tuple[int, ...], tuple[int, ...]],
+        **options: Any,  # noqa: ANN401 - of both functions
+    ) -> None:
         self.lengths, self.options = lengths, options
         queries, keys = (sum(one) + 2 for one in lengths)
         made = draw(queries, HEADS, HEAD_DIM), *(draw(keys, 2, HEAD_DIM, seed=i) for i in (1, 2))
@@ -275,8 +277,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "queries": (
         {"bias": ANY[:, :4]},
         ValueError,
-        r"bias must broadcast to \[num_heads_q, max_seqlen_q, max_seqlen_k\], \[4, 5, 6\], or have "
-        r"more queries or keys, got shape \[4, 4, 6\]\n\nhint: query i and key j",
+        r"\[num_heads_q, max_seqlen_q, max_seqlen_k\], \[4, 5, 6\], .* \[4, 4, 6\]\n\nhint: query",
     ),
     "keys": ({"bias": ANY[:, :, :5]}, ValueError, r"\[4, 5, 6\].*got shape \[4, 5, 5\]"),
     "heads": ({"bias": ANY[:2]}, ValueError, r"\[4, 5, 6\].*got shape \[2, 5, 6\]"),
@@ -304,7 +305,10 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {
             "bias": ANY,
             "mask": IntervalMask.packed(
-                torch.zeros(13).int(), torch.ones(13).int(), *map(ends, DOCUMENTS["different"]), total_k=16
+                torch.zeros(13).int(),
+                torch.ones(13).int(),
+                *map(ends, DOCUMENTS["different"]),
+                total_k=16,
             ),
         },
         ValueError,
