@@ -70,11 +70,14 @@ struct BiasVisit {
   int batch, head;
 
   __device__ __forceinline__ BiasVisit(const BiasGradientParams& p, const BiasBlock& block,
-                                       int number) {
-    const int num_heads_q = p.p.num_heads_kv * p.p.group;
-    const int heads = p.heads == 1 ? num_heads_q : 1;  // query heads that share the bias
-    batch = p.batches == 1 ? number / heads : block.batch;
-    head = p.heads == 1 ? number % heads : block.head;
+                                       int number)
+      : batch(block.batch), head(block.head) {
+    if (p.heads == 1) {  // all query heads share the bias
+      const int num_heads_q = p.p.num_heads_kv * p.p.group;
+      head = number % num_heads_q;
+      number /= num_heads_q;
+    }
+    if (p.batches == 1) batch = number;
   }
 };
 
