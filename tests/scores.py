@@ -241,8 +241,8 @@ def of_weights(scored: Scored) -> dict[str, float]:
     """Return the allowed errors of out and dv from rounding P: `tests.reference.bound_weights`."""
     problem, p = scored.problem, _weigh_exactly(scored)
     v, dout = problem.v.double(), problem.dout.double().flatten(2, -2)
-    cut = torch.finfo(problem.q.dtype).eps * 1.5 / (1.0 - scored.dropout_p)  # 5 standard deviations
-    cut = (p * cut).square()
+    error = torch.finfo(problem.q.dtype).eps * 1.5  # 5 standard deviations
+    cut = (p * (error / (1.0 - scored.dropout_p))).square()
     out = torch.einsum("bhij,bjhd->bihd", cut, _repeat(v, p.shape[1]).square())
     dv = _sum_groups(torch.einsum("bhij,bihd->bjhd", cut, dout.square()), v)
     return {name: float(x.max()) ** 0.5 for name, x in (("out", out), ("dv", dv))}
