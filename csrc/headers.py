@@ -77,7 +77,7 @@ def _wgmma(columns: int, flags: str, a: str, *, in_registers: bool) -> Iterator[
 
 
 def load_layout(path: Path = LAYOUT) -> dict[str, Any]:
-    """Run flash_dist/masks/layout.py, which needs no torch, and return its names."""
+    """Run flash_dist/masks/layout.py, which needs no torch, and return its global variables."""
     return runpy.run_path(str(path))
 
 

@@ -62,7 +62,8 @@ void check_sizes(const Tensor& t, const char* name, const Tensor& like, int axes
   for (int axis = 0; axis < axes; ++axis) check_size(t, name, axis, like.size(axis));
 }
 
-// Caches are used in place: a copy would double the largest tensors of a model.
+// Checks a cache tensor, which kernels use in place: a copy would double the largest tensors of
+// a model.
 void check_cache(const Tensor& t, const char* name, const Tensor& q) {
   check_tensor(t, name, q);
   STD_TORCH_CHECK(is_loadable(t), name,
@@ -149,7 +150,7 @@ DecodeParams read_params(const Arguments& a, Sizes& s) {
                   ", got ", columns);
   s.head_dim_v = to_int(columns, "head_dim_v");
   set_sizes(p, s);
-  // Valid for sequences of any length.
+  // This band is valid for sequences of any length.
   const MaskBand band = make_band(a.left, a.right, true, INT32_MAX, INT32_MAX);
   p.left = band.left;
   p.right = band.right;

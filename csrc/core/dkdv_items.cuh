@@ -177,7 +177,8 @@ __device__ __forceinline__ int2 find_query_tiles(const BwdParams& p, const DkdvB
   return {block.query_split * each, (block.query_split + 1) * each};
 }
 
-// head: the first query head of the group; mask: of the first query head of the block.
+// Stores the work of a block. head: the first query head of the group. mask: the mask of the
+// block's first query head.
 template <class Config>
 __device__ __forceinline__ void find_work(DkdvWork& work, const BwdParams& p,
                                           const DkdvBlock& block, const Sequence& sequence,

@@ -36,7 +36,8 @@ __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const FwdParams
   add_bias<T, false, Put, PAIRS>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
 }
 
-// Returns where the weights of a warp are: row0 is its first query in the tile, key0 its first key.
+// Returns the place of a warp's weights. row0: the warp's first query in the tile. key0: its first
+// key.
 __device__ __forceinline__ DropoutPlace dropout_place(const FwdParams& p, int block_m, int row0,
                                                       int key0) {
   const FwdBlock again(p, block_m);

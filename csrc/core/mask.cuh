@@ -27,7 +27,7 @@ struct KeyRange {
   __device__ __forceinline__ bool touches(int key0, int keys) const {
     return begin_min < key0 + keys && end_max > key0;
   }
-  // True if all scores of these keys are visible.
+  // True if all scores of the keys [key0, key0 + keys) are visible.
   __device__ __forceinline__ bool covers(int key0, int keys) const {
     return begin_max <= key0 && end_min >= key0 + keys;
   }

@@ -70,8 +70,8 @@ struct ScorePlace {
   }
 };
 
-// q . k -> s. With a soft cap, calls derivative(m, n, i, x) with x = ds / d(q . k * scale) of each
-// score.
+// Replaces the products q . k in s by scores. With a soft cap, calls derivative(m, n, i, x) with x
+// = ds / d(q . k * scale) of each score.
 template <Tanh TANH, bool TRANSPOSED, int MT, int NT, class Derivative>
 __device__ __forceinline__ void apply_score_mod(Accumulator<MT, NT>& s, const ScoreParams& p,
                                                 const ScorePlace& at, Derivative derivative) {
@@ -115,8 +115,8 @@ __device__ __forceinline__ void apply_score_mod(Accumulator<MT, NT>& s, const Sc
   apply_score_mod<TANH, TRANSPOSED>(s, p, at, [](int, int, int, float) {});
 }
 
-// q . k -> s. Also changes dP so that dS = P * (dP - delta) is the derivative by q . k * scale. For
-// the dQ kernels, which have both products of a query tile.
+// Replaces the products q . k in s by scores. Also changes dP so that dS = P * (dP - delta) is the
+// derivative by q . k * scale. For the dQ kernels, which have both products of a query tile.
 template <Tanh TANH, int MT, int NT>
 __device__ __forceinline__ void apply_score_mod_to_both(Accumulator<MT, NT>& s,
                                                         Accumulator<MT, NT>& dp,

@@ -70,15 +70,16 @@ struct Sequence {
   }
 };
 
-// Element 0 of lse of a query head: [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q].
+// Returns the index of a query head's first element in lse: [batch, num_heads_q, seqlen_q], packed
+// [num_heads_q, total_q].
 template <class Params>
 __device__ __forceinline__ int64_t lse_begin(const Params& p, int batch, int head, int q0) {
   if (p.packing.cu_seqlens_q != nullptr) return static_cast<int64_t>(head) * p.total_q + q0;
   return (static_cast<int64_t>(batch) * p.num_heads_kv * p.group + head) * p.seqlen_q;
 }
 
-// Statistics row of query 0 of a query head, a multiple of STATISTICS_ALIGNMENT. A head has
-// rows_padded rows: seqlen_q rounded up. Packed: total_q + 128 * batch rounded up; a document
+// Returns the statistics row of query 0 of a query head, a multiple of STATISTICS_ALIGNMENT. A head
+// has rows_padded rows: seqlen_q rounded up. Packed: total_q + 128 * batch rounded up; a document
 // starts at its first token plus 128 times its index, rounded down.
 template <class Params>
 __device__ __forceinline__ int64_t statistics_begin(const Params& p, int batch, int head, int q0) {
@@ -89,8 +90,8 @@ __device__ __forceinline__ int64_t statistics_begin(const Params& p, int batch, 
   return (static_cast<int64_t>(batch) * p.num_heads_kv * p.group + head) * p.rows_padded;
 }
 
-// Pointer to element 0 of row 0 of query head head_kv * group + head_in_group. For k and v
-// head_in_group is 0.
+// Returns the address of element 0 of row 0 of query head head_kv * group + head_in_group. For k
+// and v head_in_group is 0.
 template <class Element = uint16_t>
 __device__ __forceinline__ Element* head_begin(const View& view, int batch, int head_kv,
                                                int head_in_group) {

@@ -100,7 +100,7 @@ __device__ __forceinline__ void rescale_rows(Accumulator<MT, OT>& o,
       for (int i = 0; i < 4; ++i) o.x[m][n][i] *= rescale[m][i / 2];
 }
 
-// S -> P, and rescales O. top_of: see to_probabilities().
+// Converts S to P, and rescales O. top_of: see to_probabilities().
 template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT, class TopOf>
 __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
                                                SoftmaxState<MT>& state, float scale_log2,
@@ -119,8 +119,9 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
                           [&](int m, int h) { return find_top(s, state.row_max[m][h], m, h); });
 }
 
-// O -> O / sum and lse = max * scale + ln(sum), for the first `rows` of the warp's rows. sink: of
-// the head, or null. A row without a visible key gets O = 0, and lse = -inf or the sink.
+// Divides O by sum, and stores lse = max * scale + ln(sum) for the first `rows` of the warp's rows.
+// sink: address of the head's sink, or null. A row without a visible key gets O = 0, and lse = -inf
+// or the sink.
 template <int MT, int OT>
 __device__ __forceinline__ void normalize_rows(Accumulator<MT, OT>& o,
                                                const SoftmaxState<MT>& state, float* lse, int lane,
@@ -144,9 +145,10 @@ __device__ __forceinline__ void normalize_rows(Accumulator<MT, OT>& o,
     }
 }
 
-// Scores of latent keys: S -> P = exp2(S * scale - top). Each tile of keys is then multiplied with
-// V (its first columns) before the next one is read. top and sum: running values of the lane's two
-// rows; sum covers the lane's columns only. Rescales sum by `keep`; the caller rescales O.
+// Converts scores S of latent keys to P = exp2(S * scale - top). Each tile of keys is then
+// multiplied with V (its first columns) before the next one is read. top and sum: running values of
+// the lane's two rows; sum covers the lane's columns only. Rescales sum by `keep`; the caller
+// rescales O.
 template <int NT>
 __device__ __forceinline__ void to_weights(Accumulator<1, NT>& s, float (&top)[2], float (&sum)[2],
                                            float (&keep)[2], float scale_log2) {

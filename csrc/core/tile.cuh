@@ -105,7 +105,8 @@ struct TileCopy {
   }
 
  private:
-  // Calls f(offset in the tile, source, whether it exists, number) for each chunk of this thread.
+  // Calls f(offset in the tile, source, whether the source exists, number) for each chunk of this
+  // thread.
   template <bool ROLLED, class F>
   __device__ __forceinline__ static void each(const Source& source, F f) {
     const int thread = fresh_thread();

@@ -1,4 +1,4 @@
-"""Say where torch and the CUDA packages of this Python lie, as CMake code."""
+"""Print where torch and the CUDA packages of this Python are installed, as CMake code."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ struct Options {
   std::string describe() const;
 };
 
-// Wrong usage: the message, and a hint or nothing.
+// Error for wrong usage of the command line, with a hint that may be empty.
 struct UsageError : std::runtime_error {
   explicit UsageError(const std::string& sentence, std::string hint = "")
       : std::runtime_error(sentence), hint(std::move(hint)) {}

@@ -1,4 +1,4 @@
-// torch's own attention, to compare times and errors against float64.
+// Runs torch's own attention, whose time and float64 error are compared with those of our kernels.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ class Peer {
  public:
   Peer(const Options& options, const Inputs& inputs);
 
-  // at::scaled_dot_product_attention, and the backend that torch chooses.
+  // Returns "scaled_dot_product_attention" and the name of the backend that torch chooses.
   std::string name() const;
   void forward();
   void backward();  // call record() first

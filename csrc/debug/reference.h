@@ -8,7 +8,7 @@
 
 namespace flash_dist::debug {
 
-// inputs: rounded to the call's dtype. Computes on their device.
+// inputs: rounded to the call's dtype. Computes on the device of the inputs.
 Outputs reference(const Options& options, const Inputs& inputs);
 
 struct Difference {

@@ -100,7 +100,7 @@ class ChunkPlanner : PlanGrid {
       cut.sums_v = sizeof(float) * rows * shape_.head_dim_v;
       left -= cut.sums_k + cut.sums_v;
     }
-    // dQ is kept until the next key chunk: of all queries, or of a query chunk.
+    // dQ of all queries, or of one query chunk, is kept until the next key chunk.
     const int64_t all = padded(shape_.seqlen_q) / DS_TILE;
     const int64_t ds = DS_TILE_BYTES * steps * (step_ / DS_TILE) * units * split;
     const int64_t dq = sizeof(float) * DS_TILE * shape_.head_dim * units * split;

@@ -267,7 +267,8 @@ class Decode {
   int64_t stats_bytes_ = 0, out_bytes_ = 0;
 };
 
-// Describes attention to a cache as a forward; its kernel also gets the cache.
+// Returns the parameters of a forward that computes attention to a cache. The kernel also gets the
+// CacheParams.
 FwdParams as_forward(const DecodeParams& d) {
   FwdParams p{};
   p.q = d.q;

@@ -12,7 +12,8 @@ namespace flash_dist {
 
 namespace {
 
-// More than this many times the fewest chunks would make chunks too small to fill their waves.
+// Largest number of chunks, as a multiple of the fewest possible chunks. Chunks of a larger number
+// would be too small to fill their waves.
 constexpr int64_t MOST_CHUNKS = 4;
 
 class Planner : PlanGrid {

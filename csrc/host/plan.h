@@ -114,7 +114,7 @@ struct BwdChunk {
   int64_t dq_accum;  // element of dq_accum at which these queries start
 };
 
-// A launch. Kernels that share the workspace have the size of the dK/dV kernel.
+// A launch. All kernels that share the workspace have the compiled size of the dK/dV kernel.
 struct BwdStep {
   Role role;
   KernelSize size;

@@ -36,8 +36,9 @@ __device__ __forceinline__ uint32_t address_in(int rank, uint32_t smem) {
   return r;
 }
 
-// Returns 0. What depends on it waits for x: ptxas does not know that rank / 16 is 0. Without that, an
-// arrival or a store in another block may pass loads from shared memory that come before it.
+// Returns 0. Code that uses the result waits for x, because ptxas does not know that rank / 16 is
+// 0. Without this wait, an arrival or a store in another block may pass loads from shared memory
+// that come before it.
 __device__ __forceinline__ uint32_t zero_behind(uint32_t x, int rank) {
   return x & static_cast<unsigned>(rank) / 16;
 }

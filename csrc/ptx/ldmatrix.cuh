@@ -6,8 +6,8 @@
 
 namespace flash_dist {
 
-// Lane 8 * i + r passes the address of row r of tile i. Lane 4 * g + t receives columns 2t and 2t+1
-// of row g.
+// Loads four 8x8 tiles. Lane 8 * i + r passes the address of row r of tile i. Lane 4 * g + t
+// receives columns 2t and 2t+1 of row g.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

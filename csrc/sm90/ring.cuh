@@ -38,7 +38,7 @@ struct Ring {
   __device__ __forceinline__ void advance() { ++passed; }
 };
 
-// The same for any number of stages, in two registers.
+// Like Ring, for any number of stages, in two registers.
 template <int STAGES>
 struct SliceRing {
   int stage = 0, parity = 0;

@@ -97,13 +97,13 @@ struct AlibiBias {
     const int down = lane / 4, right = lane % 4 * 2;
     first = static_cast<float>(row0 - key0 + (TRANSPOSED ? right - down : down - right));
   }
-  // The bias of score (n, i) of the fragment.
+  // Returns the bias of score (n, i) of the fragment.
   __device__ __forceinline__ float operator()(int n, int i) const {
     return minus_slope * fabsf(first + ScorePlace::step<TRANSPOSED>(0, n, i));
   }
 };
 
-// The factor of |distance| for a query head.
+// Returns the factor of |distance| for a query head.
 __device__ __forceinline__ float minus_alibi_slope(const ScoreParams& p, int batch, int head) {
   return -LOG2_E * alibi_slope(p, batch, head);
 }
@@ -127,7 +127,7 @@ FwdScoreModParams make_fwd_score_mod(const Params& p) {
   return {base, bounded ? std::fmin(base.cap, 100.0f - base.cap) : 0.0f};
 }
 
-// q . k -> s log2 e - top, under a cap.
+// Replaces the products q . k in s by s log2 e - top, under a cap.
 template <int NT>
 __device__ __forceinline__ void apply_softcap(Accumulator<1, NT>& s, const FwdScoreModParams& p) {
   replace_scores(
@@ -153,7 +153,7 @@ __device__ __forceinline__ void apply_alibi(Accumulator<1, NT>& s, float scale, 
   }
 }
 
-// q . k -> s log2 e - top.
+// Replaces the products q . k in s by s log2 e - top.
 template <int NT, class Key>
 __device__ __forceinline__ void apply_score_mod(Accumulator<1, NT>& s, const FwdScoreModParams& p,
                                                 bool has_alibi, float minus_slope, int row0,
@@ -162,7 +162,7 @@ __device__ __forceinline__ void apply_score_mod(Accumulator<1, NT>& s, const Fwd
   if (has_alibi) apply_alibi(s, p.cap == 0.0f ? p.inside : 1.0f, minus_slope, row0, key);
 }
 
-// Under a cap, q . k -> t, for weigh().
+// Under a cap, replaces the products q . k in x by t, for weigh().
 template <int NT>
 __device__ __forceinline__ void begin_softcap(Accumulator<1, NT>& x, const ScoreModParams& p) {
   if (p.cap == 0.0f) return;

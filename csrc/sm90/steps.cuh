@@ -50,7 +50,8 @@ struct KeySteps {
   __device__ __forceinline__ bool is_list() const {
     return SOURCE == KeySource::LISTS || (SOURCE == KeySource::BOTH && bounds.entries != nullptr);
   }
-  // True if this part is missing: with an odd number of tiles, the last step has one part.
+  // True if part `part` of step j is missing: with an odd number of tiles, the last step has one
+  // part.
   __device__ __forceinline__ bool lacks(int j, int part) const {
     return j * PARTS + part >= bounds.count;
   }
@@ -129,7 +130,8 @@ struct VisibleKeys {
   int2 ranges[2];
   Part parts[PARTS == 0 ? 1 : PARTS];
 
-  // half: which half of the block's queries the warp has. row0: the warp's first query.
+  // Finds the visible keys of step j. half: which half of the block's queries the warp has. row0:
+  // the warp's first query.
   __device__ __forceinline__ void find(const Mask& mask, const Steps& steps, int j, int half,
                                        int row0) {
     if (!steps.is_list()) {

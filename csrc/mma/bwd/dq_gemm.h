@@ -66,8 +66,8 @@ struct DsCopy {
   }
 
  private:
-  // Calls f(offset in the stage, source, whether it exists, number) for each 16 bytes of this
-  // thread.
+  // Calls f(offset in the stage, source, whether the source exists, number) for each 16 bytes of
+  // this thread.
   template <class F>
   __device__ __forceinline__ static void each(const uint8_t* slots, int2 slot, int bytes, F f) {
     const int thread = fresh_thread();

@@ -1,5 +1,5 @@
-// Tiles, threads and shared memory of the kernel of dK and dV for Hopper whose blocks sum half of the
-// columns.
+// Tiles, threads and shared memory of the dK/dV kernel for Hopper in which each block sums half of
+// the columns.
 #pragma once
 
 #include "bwd_halves_plans.h"
@@ -19,15 +19,15 @@ struct DkdvHalvesSm90Config
   static_assert(HEAD_DIM == HEAD_DIM_V);
   static constexpr bool HAS_SCORE_MOD = false;
   static constexpr int CLUSTER = 2;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 keys; one loads
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 keys; one more loads
   static constexpr int CONSUMER_WARPS = CONSUMERS * WARPS_OF_GROUP;
   static constexpr int BLOCK_M = MASK_TILE;  // queries of an item
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
-  static constexpr int COLUMNS = HEAD_DIM / CLUSTER;  // of the sum, for each block
+  static constexpr int COLUMNS = HEAD_DIM / CLUSTER;  // columns of the sum per block
   static constexpr int SLICE = Plan::SLICE;           // columns of Q or dO in a stage
-  static constexpr int SLICES = HEAD_DIM / SLICE;     // of an item's first product
-  static constexpr int SUM_SLICES = COLUMNS / SLICE;  // of its second product
+  static constexpr int SLICES = HEAD_DIM / SLICE;     // slices of an item's first product
+  static constexpr int SUM_SLICES = COLUMNS / SLICE;  // slices of its second product
   static constexpr int LOADER_REGISTERS = 24;         // setmaxnreg
   static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
@@ -46,18 +46,19 @@ struct DkdvHalvesSm90Config
   static_assert(Plan::STAGES >= SUM_SLICES + 2,
                 "a consumer would wait for what it does not release");
 
-  // Items go in pairs, one for each block. If their number is odd, the last one is read once more, by
-  // the second block, which sees none of its queries.
+  // Returns the number of pairs of items; each block of the cluster computes one item of a pair. If
+  // the number of items is odd, the second block reads the last item once more, but sees none of
+  // its queries.
   __device__ __forceinline__ static int pairs(int items) { return (items + 1) / 2; }
   // The loading thread is less than two pairs ahead.
   static constexpr int PAIRS = 4;
   static constexpr int ITEMS = 2 * PAIRS;
 
-  // From the other block, warp by warp, to the warp with the same keys.
+  // Data from the other block. Each warp receives it from the warp with the same keys.
   struct Exchange {
     alignas(128) uint4 fragments[CONSUMER_WARPS][BLOCK_M / 16][32];  // A operands, by lanes
-    uint64_t full[CONSUMER_WARPS];                                   // of this block's
-    uint64_t empty[CONSUMER_WARPS];                                  // of the other block's
+    uint64_t full[CONSUMER_WARPS];   // this block has received fragments
+    uint64_t empty[CONSUMER_WARPS];  // the other block has read fragments
     static constexpr int WARP_BYTES = BLOCK_M / 16 * 32 * sizeof(uint4);
   };
   struct Smem {
@@ -68,9 +69,9 @@ struct DkdvHalvesSm90Config
     DkdvItem item[ITEMS];
     DkdvSm90Work work;
     uint64_t keys_full, full[Plan::STAGES], empty[Plan::STAGES];
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
 
-    // Called by one thread.
+    // Initializes the barriers. Called by one thread.
     __device__ __forceinline__ void make_barriers() {
       mbarrier_init(shared_address(&keys_full), 1);
       for (uint64_t& one : full) mbarrier_init(shared_address(&one), 1);

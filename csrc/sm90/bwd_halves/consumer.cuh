@@ -48,7 +48,7 @@ class DkdvHalvesConsumer {
     if (!p_.sums_first) {
       each_partial(sums, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
-    mbarrier_wait(shared_address(&smem_.keys_full), 0);  // the sums will be stored there
+    mbarrier_wait(shared_address(&smem_.keys_full), 0);  // later the sums replace the keys
     if (work_.items > 0) mainloop(sums);
     store(sums);
   }
@@ -157,21 +157,23 @@ class DkdvHalvesConsumer {
   __device__ __forceinline__ void wait_for_data(const typename Config::Slices& at) const {
     mbarrier_wait(shared_address(&smem_.full[at.stage]), at.parity);
   }
-  // Tells that this warp has read the oldest slice that it has not released.
+  // Releases the oldest slice that this warp has read and not yet released.
   __device__ __forceinline__ void release() {
     __syncwarp();
     if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&smem_.empty[read_.stage]));
     read_.advance();
   }
 
-  // Where P of the next item will be, in the launch that sums dK.
+  // Returns the next stage. In the launch that sums dK, this stage will have P of the next item,
+  // and the stage is skipped.
   __device__ __forceinline__ typename Config::Slices skip_weights() {
     const typename Config::Slices here = slices_;
     if (sums_dk_) slices_.advance();
     return here;
   }
 
-  // P of S, or dS of dP, as A operands: for this block, the other one, and memory.
+  // Computes P from S, or dS from dP, as A operands. Keeps them for this block, sends them to the
+  // other block, and stores them to global memory.
   __device__ __forceinline__ void finish(Scores& x, Fragments& own, int number,
                                          const typename Config::Slices& weights) {
     const DkdvItem& here = item(number);
@@ -206,7 +208,8 @@ class DkdvHalvesConsumer {
       for (int i = 0; i < 4; ++i) a[k][0][i] = 0;
   }
 
-  // Fragments of a pair: from those of this block to those of the even and the odd item.
+  // Receives the other block's fragments of a pair. Afterwards `own` has the fragments of the
+  // pair's even item, and `other` those of the odd item.
   __device__ __forceinline__ void exchange(Fragments& own, Fragments& other, int pair) {
     take(other, pair);
 #pragma unroll
@@ -256,8 +259,8 @@ class DkdvHalvesConsumer {
     hold(a);
     __syncwarp();
     if (fresh_thread() % 32 == 0) {
-      mbarrier_expect(exchange_full(), Config::Exchange::WARP_BYTES);  // of the next
-      // NOTE: then the other block writes there again.
+      mbarrier_expect(exchange_full(), Config::Exchange::WARP_BYTES);  // of the next pair
+      // NOTE: after this arrival the other block overwrites the fragments.
       mbarrier_arrive_remote(address_in(rank_ ^ 1, exchange_empty()) + zero_behind(loaded, rank_));
     }
   }
@@ -318,7 +321,8 @@ class DkdvHalvesConsumer {
                                           view.row, work_.seqlen_k - row0,
                                           (sums_dk_ ? p_.head_dim : p_.head_dim_v) - column0());
   }
-  // Partial sums are scaled by the kernel that adds them. Between query chunks sums are kept as they are.
+  // Returns the factor with which the sums are stored. Partial sums of dK are scaled by the kernel
+  // that adds them. Sums kept between query chunks are not scaled.
   __device__ __forceinline__ float scale() const {
     if (sums_dk_) return keeps_sums(p_) ? 1.0f : gradient_scale<T>(p_.softmax_scale);
     return p_.sums_last ? 1.0f / (1 << SHIFT) : 1.0f;

@@ -34,7 +34,7 @@ __device__ __forceinline__ void dkdv_halves_sm90_block(const typename Config::Pa
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   const DkdvBlock block(p, Config::BLOCK_N, fresh_block() / Config::CLUSTER);
   const Sequence sequence(p, block.batch);
-  if (block.key0 >= sequence.seqlen_k) return;  // both of them
+  if (block.key0 >= sequence.seqlen_k) return;  // both blocks of the cluster
   if (threadIdx.x == 0) {
     prefetch_map(params.q);
     prefetch_map(params.k);
@@ -51,7 +51,7 @@ __device__ __forceinline__ void dkdv_halves_sm90_block(const typename Config::Pa
     find_dkdv_work<Config>(smem.work, p, block, sequence);
   }
   __syncwarp();
-  cluster_sync();  // barriers of both blocks are there, and the work
+  cluster_sync();  // barriers of both blocks and the work are initialized
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();
     if (threadIdx.x == 0) loader.run();

@@ -1,5 +1,5 @@
-// The launches of the kernels of dK and dV whose blocks sum half of the columns, and the calls that they
-// leave to the general one.
+// Launches the dK/dV kernels whose blocks sum half of the columns, and decides which calls are left
+// to the general kernel.
 #pragma once
 
 #include "sm90/bwd/launch.h"

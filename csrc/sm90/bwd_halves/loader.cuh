@@ -23,7 +23,7 @@ struct DkdvHalvesLoader {
   const DkdvSm90Work& work = smem.work;
   const Steps steps{params, smem};
 
-  // Loads K or V of the block's keys, to stay there.
+  // Loads K or V of the block's keys, which stay in shared memory.
   __device__ __forceinline__ void load_keys() const {
     const uint32_t full = shared_address(&smem.keys_full);
     mbarrier_expect(full, Config::PANELS * KTile::BYTES);
@@ -97,7 +97,7 @@ struct DkdvHalvesLoader {
     }
   }
 
-  // Loads P, where the launch before has stored it.
+  // Loads P, which the previous launch has stored.
   __device__ __forceinline__ void load_weights(int number) {
     const DkdvItem& here = item(number);
     bool exists[2];

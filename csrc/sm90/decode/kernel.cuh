@@ -318,7 +318,8 @@ struct DecodeSm90Consumer {
     return at.key_block + (is_shared(at) ? 1 : at.group_end() - at.position);
   }
 
-  // Combines these key blocks with the work tile, or stores their partial.
+  // Combines `group` with the work tile, or stores it as a partial. `group` is a complete group, or
+  // a single key block if splits share the group.
   __device__ __forceinline__ void take_group(const DecodeCursor& at, Partial<OT>& group) const {
     const Splits& splits = smem.all;
     if (is_shared(at)) {

@@ -6,9 +6,9 @@
 
 namespace flash_dist {
 
-// With at most 64 rows, no other block reads the same keys: two small blocks per multiprocessor
-// load at once, and one computes while the other waits. More rows share the keys in one larger
-// block.
+// Refuses the smaller tile for calls with more rows than it has. With at most 64 rows, no other
+// block reads the same keys: two small blocks per multiprocessor load at once, and one computes
+// while the other waits. More rows share the keys in one larger block.
 template <class Config>
 const char* refuse_decode_sm90(const void* params) {
   const auto& p = *static_cast<const DecodeParams*>(params);

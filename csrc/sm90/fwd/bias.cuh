@@ -19,7 +19,8 @@ namespace flash_dist {
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FwdBiasSm90Config : FwdSm90ConfigOf<FwdBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
                                            HEAD_DIM, HEAD_DIM_V, PLAN, FwdBiasSm90Params> {
-  // With two stages fp32 is slower than in the general family.
+  // True if the kernel supports a bias in fp32. With two stages it would be slower than the general
+  // family.
   static constexpr bool TAKES_FP32 = FwdBiasSm90Config::BIAS_STAGES > 2;
 };
 

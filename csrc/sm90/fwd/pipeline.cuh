@@ -158,7 +158,7 @@ struct FwdSm90Pipeline {
     if (__any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
   }
 
-  // Two blocks without a mask, for which the row maxima most likely stay.
+  // Runs the steps of two blocks without a mask, for which the row maxima most likely stay.
   __device__ __forceinline__ void two_fast_steps() {
     Probabilities next;
     float known;
@@ -279,8 +279,8 @@ struct FwdSm90Pipeline {
     smem.v_barriers.release(read);
   }
 
-  // A step for block i without a mask: from p, the probabilities of the previous block, to those of
-  // block i.
+  // Runs the step of block i, which needs no mask. p: the probabilities of the previous block.
+  // next: receives those of block i.
   __device__ __forceinline__ void fast_step(int i, Probabilities& p, Probabilities& next) {
     begin_step<false>(i, p);
     modify_scores(f.s, i);

@@ -1,4 +1,5 @@
-// Tiles, threads and shared memory of the forward kernel for Hopper whose queries two blocks share.
+// Tiles, threads and shared memory of the forward kernel for Hopper in which two blocks share the
+// queries.
 #pragma once
 
 #include "core/config.h"
@@ -17,7 +18,7 @@ struct FwdPairSm90Config
   using Plan = FwdPairSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   static constexpr bool HAS_SCORE_MOD = false;
   static constexpr int CLUSTER = 2;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one more loads
   static constexpr int CONSUMER_WARPS = CONSUMERS * WARPS_OF_GROUP;
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;

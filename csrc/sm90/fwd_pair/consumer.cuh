@@ -293,7 +293,8 @@ class FwdPairConsumer {
       store_remote_16(at + k * 512, {p[k][0][0], p[k][0][1], p[k][0][2], p[k][0][3]}, full);
     }
   }
-  // Loads P of the other block's step of a pair. Returns a number that waits for all loads.
+  // Loads P of the other block's step of a pair. Returns a number that is known only after all
+  // loads.
   __device__ __forceinline__ uint32_t take_weights(Weights& p, int pair) const {
     const uint32_t full = shared_address(&smem_.exchange.weights_full[warp()]);
     mbarrier_wait(full, pair % 2);

@@ -33,8 +33,8 @@ __device__ __forceinline__ typename Config::Splits begin_block(const MlaSm90Para
   return {params.p, smem.counting};
 }
 
-// A consumer. Consumer `part` computes S of tile `part` of each key block, and its own columns of
-// O.
+// One of the consumer warpgroups. Consumer `part` computes S of tile `part` of each key block, and
+// its own columns of O.
 template <class Config>
 class LatentConsumerBase {
  protected:
