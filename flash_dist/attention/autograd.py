@@ -81,7 +81,7 @@ def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
 def concerns_autograd(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None
 ) -> bool:
-    """Return whether a call wants gradients or runs in forward mode; the latter raises later.
+    """Return whether a call wants gradients or runs in forward mode, which raises an error later.
 
     An autograd.Function checks this, too, but takes longer than the rest of a small call.
     """

@@ -59,7 +59,10 @@ TORCH: Final = Names("query", "key", "value", heads_first=True)
 
 
 class Seen:
-    """Rare properties that a call of this process has had. Checks for the others are skipped."""
+    """Records rare properties of tensors that occurred in this process.
+
+    A check is skipped while no tensor has had the property that the check is for.
+    """
 
     odd_head_dim = False  # not a multiple of HEAD_DIM_STEP
 

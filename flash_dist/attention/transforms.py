@@ -1,8 +1,8 @@
 """Attention under torch.func: grad, vjp, vmap, and transforms made of these.
 
 These transforms need an autograd.Function of another form, which makes every call slower. So calls
-without transforms use another Function, see autograd.py. vmap moves its axis into the batch: one
-launch.
+without transforms use another Function, see autograd.py. vmap moves its axis into the batch,
+so one launch computes all entries.
 """
 
 from __future__ import annotations

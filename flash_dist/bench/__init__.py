@@ -1,5 +1,5 @@
-"""Measure speed and memory of ours and other attentions: shapes, peers, timing, results, plot.
+"""Measure the speed and memory of our attention and of other attention functions.
 
-`plan`, `results`, `plot` and, in `baselines`, `names`, `shapes` and `sets` need neither torch nor a
-GPU.
+The modules `plan`, `results` and `plot`, and `names`, `shapes` and `sets` of `baselines`, need
+neither torch nor a GPU.
 """

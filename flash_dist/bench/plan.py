@@ -57,7 +57,7 @@ class Plan:
         return tuple(x for x in self.peers if not (plain and x in self.for_masks))
 
     def passes_of(self, shape: Shape) -> tuple[str, ...]:
-        """Return the passes of a shape: for a stack the checkpointed one, for a cache a forward."""
+        """Return the passes of a shape: a stack has only `checkpointed`, a cache only `forward`."""
         if shape.cached:
             return tuple(x for x in self.passes if x == "forward")
         return tuple(x for x in self.passes if shape.layers == 1 or x == "checkpointed")

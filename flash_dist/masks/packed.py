@@ -72,22 +72,22 @@ class PackedTerm(Term):
             yield self.masks[number % len(self.masks)], slice(*q), slice(*k)
 
     def values(self) -> tuple[Any, ...]:
-        """See Term."""
+        """See `Term.values`."""
         masks = [[(term.name, *term.values()) for term in terms] for terms in self.masks]
         return masks, self.ends_q.clone(), self.ends_k.clone(), self.total_q, self.total_k
 
     def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - there is only one batch
-        """See Term."""
+        """See `Term.part`."""
         every = slice(None)
         masks = tuple(tuple(term.part(every, heads) for term in terms) for terms in self.masks)
         return replace(self, masks=masks)
 
     def intervals(self, shape: Shape) -> Intervals | None:
-        """See Term."""
+        """See `Term.intervals`."""
         return None if any(one.others for one in self.sequences) else self.hull(shape)
 
     def hull(self, shape: Shape) -> Intervals:  # noqa: ARG002 - the pack has its own
-        """See Term."""
+        """See `Term.hull`."""
         lo = torch.zeros((1, self.sizes.planes()[1], self.total_q), dtype=torch.int64, device="cpu")
         hi = torch.zeros_like(lo)
         for one in self.sequences:
@@ -97,7 +97,7 @@ class PackedTerm(Term):
         return lo, hi
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the pack has its own
-        """See Term; sets all bits if the intervals are exact."""
+        """See `Term.words`; sets all bits if the intervals are exact."""
         _, heads, rows = part
         planes = len(range(self.sizes.planes()[1])[heads]) if self.sizes.planes()[1] > 1 else 1
         size = (1, planes, rows.stop - rows.start, columns.stop - columns.start)
@@ -112,7 +112,7 @@ class PackedTerm(Term):
         return words
 
     def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - the pack has its own
-        """See Term."""
+        """See `Term.visible`."""
         size = (1, self.sizes.planes()[1], self.total_q, self.total_k)
         visible = torch.zeros(size, dtype=torch.bool, device="cpu")
         for terms, rows, keys in self._places():

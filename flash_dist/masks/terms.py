@@ -74,7 +74,7 @@ class BandTerm(Term):
     band: Band
 
     def intervals(self, shape: Shape) -> Intervals:
-        """See Term."""
+        """See `Term.intervals`."""
         left, right, bottom_right = self.band
         rows = torch.arange(shape.seqlen_q, device="cpu").view(1, 1, -1)
         if bottom_right:
@@ -84,7 +84,7 @@ class BandTerm(Term):
         return lo, hi
 
     def visible(self, shape: Shape) -> Tensor:
-        """See Term."""
+        """See `Term.visible`."""
         i = torch.arange(shape.seqlen_q, device="cpu").unsqueeze(1)
         j = torch.arange(shape.seqlen_k, device="cpu").unsqueeze(0)
         shift = shape.seqlen_k - shape.seqlen_q if self.band.bottom_right else 0
@@ -106,12 +106,12 @@ class LengthsTerm(Term):
         object.__setattr__(self, "sizes", Sizes(batch=len(self.lengths)))
 
     def check(self, shape: Shape) -> None:
-        """See Term."""
+        """See `Term.check`."""
         super().check(shape)
         require_most("lengths", self.lengths, shape.seqlen_k)
 
     def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - valid for any part
-        """See Term."""
+        """See `Term.part`."""
         return replace(self, lengths=_entries(self.lengths, batch))
 
 
@@ -129,12 +129,12 @@ class PaddingTerm(LengthsTerm):
         return shape.seqlen_k - self.lengths, torch.full_like(self.lengths, shape.seqlen_k)
 
     def intervals(self, shape: Shape) -> Intervals:
-        """See Term."""
+        """See `Term.intervals`."""
         lo, hi = self.bounds(shape)
         return lo.view(-1, 1, 1), hi.view(-1, 1, 1)
 
     def visible(self, shape: Shape) -> Tensor:
-        """See Term."""
+        """See `Term.visible`."""
         keys, lengths = torch.arange(shape.seqlen_k, device="cpu"), self.lengths.view(-1, 1, 1, 1)
         visible = keys < lengths if self.at_end else keys >= shape.seqlen_k - lengths
         return visible.expand(-1, 1, shape.seqlen_q, shape.seqlen_k)
@@ -148,14 +148,14 @@ class PrefixTerm(LengthsTerm):
     bottom_right: bool
 
     def intervals(self, shape: Shape) -> Intervals:
-        """See Term."""
+        """See `Term.intervals`."""
         shift = shape.seqlen_k - shape.seqlen_q if self.bottom_right else 0
         ends = torch.arange(1 + shift, 1 + shift + shape.seqlen_q, device="cpu")
         hi = torch.maximum(ends, self.lengths.view(-1, 1, 1))
         return torch.zeros_like(hi), hi
 
     def visible(self, shape: Shape) -> Tensor:
-        """See Term."""
+        """See `Term.visible`."""
         causal = BandTerm(Band(-1, 0, self.bottom_right)).visible(shape)
         in_prefix = torch.arange(shape.seqlen_k, device="cpu") < self.lengths.view(-1, 1, 1, 1)
         return causal | in_prefix
@@ -174,21 +174,21 @@ class IntervalTerm(Term):
         object.__setattr__(self, "sizes", Sizes.of(self.lo.shape, self.seqlen_k))
 
     def check(self, shape: Shape) -> None:
-        """See Term."""
+        """See `Term.check`."""
         super().check(shape)
         require_most("hi", self.hi, shape.seqlen_k)
 
     def part(self, batch: slice, heads: slice) -> Term:
-        """See Term."""
+        """See `Term.part`."""
         lo, hi = (_planes(x, (batch, heads, slice(None))) for x in (self.lo, self.hi))
         return replace(self, lo=lo, hi=hi)
 
     def intervals(self, shape: Shape) -> Intervals:  # noqa: ARG002 - stored
-        """See Term."""
+        """See `Term.intervals`."""
         return self.lo, self.hi
 
     def visible(self, shape: Shape) -> Tensor:
-        """See Term."""
+        """See `Term.visible`."""
         keys = torch.arange(shape.seqlen_k, device="cpu")
         return (self.lo.unsqueeze(-1) <= keys) & (keys < self.hi.unsqueeze(-1))
 
@@ -205,19 +205,19 @@ class DenseTerm(Term):
         object.__setattr__(self, "sizes", Sizes.of(self.bits.shape, self.seqlen_k))
 
     def part(self, batch: slice, heads: slice) -> Term:
-        """See Term."""
+        """See `Term.part`."""
         return replace(self, bits=_planes(self.bits, (batch, heads, slice(None))))
 
     def intervals(self, shape: Shape) -> None:  # noqa: ARG002 - the planner reads the words
-        """See Term."""
+        """See `Term.intervals`."""
         return
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - stored in the bits
-        """See Term."""
+        """See `Term.words`."""
         return _planes(self.bits, part)[:, :, part[2], columns]
 
     def visible(self, shape: Shape) -> Tensor:
-        """See Term."""
+        """See `Term.visible`."""
         return unpack(self.bits, shape.seqlen_k)
 
 
@@ -237,15 +237,15 @@ class TilesTerm(Term):
         object.__setattr__(self, "sizes", sizes)
 
     def part(self, batch: slice, heads: slice) -> Term:
-        """See Term."""
+        """See `Term.part`."""
         return replace(self, tiles=_planes(self.tiles, (batch, heads, slice(None))))
 
     def intervals(self, shape: Shape) -> None:  # noqa: ARG002 - the planner reads the words
-        """See Term."""
+        """See `Term.intervals`."""
         return
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:
-        """See Term."""
+        """See `Term.words`."""
         rows = part[2]
         tiles = _planes(self.tiles, part)
         first, end = rows.start // self.block_q, -(-rows.stop // self.block_q)
@@ -256,7 +256,7 @@ class TilesTerm(Term):
         return words[:, :, lines - first]
 
     def visible(self, shape: Shape) -> Tensor:
-        """See Term."""
+        """See `Term.visible`."""
         visible = self.tiles.repeat_interleave(self.block_q, 2).repeat_interleave(self.block_k, 3)
         return visible[:, :, : shape.seqlen_q, : shape.seqlen_k]
 
@@ -277,7 +277,7 @@ class _IdsTerm(Term):
         object.__setattr__(self, "sizes", sizes)
 
     def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - valid for any part
-        """See Term."""
+        """See `Term.part`."""
         q_ids, k_ids = (x[batch] if len(x) > 1 else x for x in (self.q_ids, self.k_ids))
         return replace(self, q_ids=q_ids, k_ids=k_ids)
 
@@ -295,7 +295,7 @@ class _IdsTerm(Term):
         return q_ids, values, order
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids have it
-        """See Term."""
+        """See `Term.words`."""
         batch, _, rows = part
         keys = slice(columns.start * WORD, columns.stop * WORD)
         q_ids = self.q_ids[batch if len(self.q_ids) > 1 else slice(0, 1), rows]
@@ -303,7 +303,7 @@ class _IdsTerm(Term):
         return pack(self._sees(q_ids.unsqueeze(-1), k_ids.unsqueeze(1))).unsqueeze(1)
 
     def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids have it
-        """See Term."""
+        """See `Term.visible`."""
         return self._sees(self.q_ids[:, None, :, None], self.k_ids[:, None, None, :])
 
 
@@ -317,7 +317,7 @@ class BlockCausalTerm(_IdsTerm):
         return k_ids <= q_ids
 
     def intervals(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - the ids have it
-        """See Term."""
+        """See `Term.intervals`."""
         q_ids, values, order = self._sorted_ids()
         count = torch.searchsorted(values, q_ids, right=True)
         last = (count - 1).clamp(min=0)
@@ -336,7 +336,7 @@ class DocumentTerm(_IdsTerm):
         return k_ids == q_ids
 
     def intervals(self, shape: Shape) -> Intervals | None:
-        """See Term."""
+        """See `Term.intervals`."""
         q_ids, values, order = self._sorted_ids()
         first = torch.searchsorted(values, q_ids)
         end = torch.searchsorted(values, q_ids, right=True)

@@ -85,7 +85,7 @@ class Inputs:
         return {"out": out.detach(), "lse": lse.detach(), **named}
 
     def _call_operators(self, case: Case) -> Tensors:
-        """Call the operators, which take a workspace budget, and the seed of dropout."""
+        """Call the operators, which have arguments for the budget and the dropout seed."""
         from ..kernels import operators  # noqa: PLC0415 - missing in a broken install
         from ..kernels.problem import Problem  # noqa: PLC0415
         from ..masks import Band  # noqa: PLC0415

@@ -44,7 +44,7 @@ def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401
 
 
 def may_drop(q: Tensor) -> bool:
-    """Tell if calls with these queries may have dropout."""
+    """Return whether calls with these queries may have dropout."""
     return q.shape[-1] <= MOST_COLUMNS and not (q.dtype == torch.float32 and is_ieee(None))
 
 

@@ -21,10 +21,12 @@ _DOCUMENT_SEED: Final = 0
 
 
 def paper_shapes() -> tuple[Shape, ...]:
-    """Return 42 rows: full and causal, seqlen 1k, 4k, 16k.
+    """Return 42 problems, full and causal, with sequences of 1k, 4k and 16k tokens.
 
-    2048 / head_dim heads of 64, 128 and 256; 16 heads of 96, and of 192 with values of 128 (latent
-    attention); 32 query and 8 kv heads of 128; 8 query heads and one kv head of 256.
+    For head_dim 64, 128 and 256 they have 2048 / head_dim heads, and for head_dim 96 they have 16.
+    For head_dim 192 with values of 128 columns (latent attention) they also have 16 heads. With
+    grouped heads they have 32 query and 8 kv heads of head_dim 128, or 8 query heads and one kv
+    head of head_dim 256.
     """
     rows = (
         *(((_WIDTH // head_dim,) * 2, (head_dim, head_dim)) for head_dim in (64, 128, 256)),
@@ -42,7 +44,10 @@ def paper_shapes() -> tuple[Shape, ...]:
 
 
 def long_shapes() -> tuple[Shape, ...]:
-    """Return 48 rows of one sequence of 16k to 256k: 16 heads, 16 or 4 kv heads; full, causal."""
+    """Return 48 problems of one sequence of 16k to 256k tokens, full and causal.
+
+    They have 16 query heads, and 16 or 4 kv heads.
+    """
     return tuple(
         square(1, seqlen, heads, head_dim, mask)
         for head_dim in (64, 128, 256)
@@ -53,7 +58,7 @@ def long_shapes() -> tuple[Shape, ...]:
 
 
 def corner_shapes() -> tuple[Shape, ...]:
-    """Return 16 odd shapes: few heads, few keys, head_dims of vision models, masks, packing."""
+    """Return 16 unusual problems, such as few heads, few keys, or head_dims of vision models."""
     return (
         square(1, 16384, (1, 1), 128, CAUSAL),
         square(1, 1024, (4, 4), 128, CAUSAL),
@@ -73,7 +78,7 @@ def corner_shapes() -> tuple[Shape, ...]:
 
 
 def pack(lengths: tuple[int, ...], head_dim: int, mask: Mask) -> Shape:
-    """Return packed documents with 16 heads."""
+    """Return a problem of packed documents with these lengths, and 16 heads."""
     return Shape(1, sum(lengths), sum(lengths), 16, 16, head_dim, head_dim, mask, documents=lengths)
 
 
@@ -119,7 +124,7 @@ def varlen_shapes() -> tuple[Shape, ...]:
 
 
 def fp32_shapes() -> tuple[Shape, ...]:
-    """Return float32 problems: head_dim 64, 128, 256, full and causal."""
+    """Return float32 problems of head_dim 64, 128 and 256, full and causal."""
     return tuple(
         replace(square(2, 2048, (_WIDTH // head_dim,) * 2, head_dim, mask), dtype="fp32")
         for head_dim in (64, 128, 256)
@@ -128,17 +133,17 @@ def fp32_shapes() -> tuple[Shape, ...]:
 
 
 def score_shapes() -> tuple[Shape, ...]:
-    """Return 24 rows of 4k tokens: plain, with soft cap, ALiBi or sinks; full and causal."""
+    """Return 24 problems of 4k tokens: plain, or with soft cap, ALiBi or sinks; full and causal."""
     return _with_scores(4, 4096, SCORES)
 
 
 def feature_shapes() -> tuple[Shape, ...]:
-    """Return 12 rows of 2k tokens: with a bias that has a gradient, or dropout; full and causal."""
+    """Return 12 problems of 2k tokens with dropout, or a bias with a gradient; full and causal."""
     return _with_scores(8, 2048, FEATURES)
 
 
 def _with_scores(batch: int, seqlen: int, kinds: Iterable[str]) -> tuple[Shape, ...]:
-    """Return a row for each head_dim, mask and kind of score modification."""
+    """Return a problem for each head_dim, mask and kind of score modification."""
     return tuple(
         replace(square(batch, seqlen, (_WIDTH // head_dim,) * 2, head_dim, mask), scores=kind)
         for head_dim in (64, 128, 256)
@@ -148,9 +153,10 @@ def _with_scores(batch: int, seqlen: int, kinds: Iterable[str]) -> tuple[Shape, 
 
 
 def decode_shapes() -> tuple[Shape, ...]:
-    """Return one query with caches of 5 MB to 2 GB: head_dim 64, 128, 256, eight kv heads or one.
+    """Return problems of one query and a cache of 5 MB to 2 GB.
 
-    Also with latent keys (MLA), for 16, 64 and 128 heads.
+    They have head_dim 64, 128 or 256 and eight kv heads or one, or latent keys (MLA) with 16, 64 or
+    128 heads.
     """
     lengths = (1, 131072), (64, 4096), (256, 1024), (1, 4096)
     plain = (

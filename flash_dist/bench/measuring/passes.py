@@ -56,7 +56,7 @@ class Pass:
         return self._time_graphs({name: short[name] for name in timings}), timings
 
     def _taking_part(self) -> tuple[str, ...]:
-        """Return the baselines that have not failed; the copy only for a forward or a backward."""
+        """Return the baselines that have not failed; only a forward or a backward has the copy."""
         entry = self.baselines.entries.get(COPY)
         copied = entry is not None and self.name in {"forward", "backward"} and not entry.reason
         return (*self.baselines.attends, *([COPY] if copied else []))
@@ -77,7 +77,7 @@ class Pass:
         return make_run(name, self.baselines.attends[name], problem, self.name)
 
     def _find_short(self, runs: dict[str, Run]) -> dict[str, float]:
-        """Return all times if the fastest attention is short enough for graphs, else none."""
+        """Return all times if the fastest attention is short enough for graphs, else `{}`."""
         times: dict[str, float] = {}
         for name in tuple(runs):
             try:
@@ -91,7 +91,7 @@ class Pass:
     def _time(
         self, runs: dict[str, Run], how: str, repeats: Mapping[str, int] | None = None
     ) -> Timings:
-        """Time runs; if a baseline fails, exclude it and repeat the others."""
+        """Time runs; if a baseline fails, exclude it and time the others again."""
         shape = self.baselines.problem.shape.name
         what = f"{shape}: {self.name} {how}".rstrip()
         while runs and not self.baselines.lost:

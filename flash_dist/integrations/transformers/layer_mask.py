@@ -22,7 +22,7 @@ class Segments:
     """Consecutive sequences in the tokens of a batch, [batch * seqlen]."""
 
     def __init__(self, starts: Tensor) -> None:
-        """Take booleans [batch, seqlen] on the host: where later sequences of a row begin."""
+        """Cut rows where `starts`, booleans [batch, seqlen] on the host, are True."""
         self.starts: Final = starts.clone()
         self.starts[:, 0] = True
         bounds = pad(self.starts.flatten().nonzero().flatten(), (0, 1), value=starts.numel())
