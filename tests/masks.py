@@ -172,7 +172,7 @@ def _intervals(sizes: Sizes) -> Shown:
 
 
 def _intervals_far_apart(sizes: Sizes) -> Shown:
-    """Return a mask: even rows see the first keys, odd rows the last, later tiles the middle."""
+    """Return a mask: even rows see the first keys, odd rows the last, later tiles other keys."""
     i, seqlen_k = torch.arange(sizes.seqlen_q, device=HOST), sizes.seqlen_k
     few = seqlen_k // 5
     odd, later = i % 2 == 1, i >= max(64, sizes.seqlen_q * 2 // 3 // 64 * 64)

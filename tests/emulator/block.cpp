@@ -578,7 +578,8 @@ using CallWith = void (*)(const void* kernel, const void* params);
 
 int cluster_blocks = 1;  // cluster size of the current launch
 
-// How to call a kernel of a role. Forward kernels differ by what their parameters begin with.
+// Returns the function that calls a kernel of a role. Forward kernels have parameters of several
+// types.
 CallWith find_call(flash_dist::Role role, bool has_one, bool has_more, bool has_bias) {
   using namespace flash_dist;
   switch (role) {

@@ -261,7 +261,7 @@ extern "C" int64_t emulate_forward(const EmulatedForward* call) {
   return status == 0 ? 0 : -1;
 }
 
-// Arguments of a backward, as of a forward.
+// Arguments of a backward, with the conventions of EmulatedForward.
 struct EmulatedBackward {
   int64_t batch, seqlen_q, seqlen_k, total_q, total_k, num_heads_q, num_heads_kv, head_dim,
       head_dim_v;

@@ -1,4 +1,4 @@
-"""cu_seqlens with rows outside of all documents, and invalid ones, with their defined results."""
+"""cu_seqlens that leave rows outside of all documents, and invalid cu_seqlens."""
 
 from __future__ import annotations
 

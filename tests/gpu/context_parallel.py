@@ -1,4 +1,4 @@
-"""Compares torch's context parallelism on our kernels, the same on torch's, and ring_attention.
+"""Compares ring_attention with torch's context parallelism, on our kernels and on torch's own.
 
     python tests/gpu/context_parallel.py [SEQLEN ...]
 
@@ -132,7 +132,7 @@ def _count(runs: list[list[Tensor]]) -> int:
 
 
 def run_rank(rank: int, world_size: int, folder: str, seqlens: list[int]) -> None:
-    """Do the work of one GPU; the first one prints."""
+    """Do the work of one rank, on its own GPU; rank 0 prints the results."""
     torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl", f"file://{folder}/store", world_size=world_size, rank=rank, device_id=rank

@@ -85,7 +85,7 @@ def train(rank: int, device: torch.device) -> tuple[list[float], str]:
 
 
 def run_rank(rank: int, world_size: int, store: str) -> None:
-    """Do the work of one GPU; the first one prints."""
+    """Do the work of one rank, on its own GPU; rank 0 prints the results."""
     on_gpus = torch.cuda.is_available()
     device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
     if on_gpus:

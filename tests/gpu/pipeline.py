@@ -1,4 +1,4 @@
-"""Two layers on two GPUs share one mask made on the first, forward and backward, as a program.
+"""Runs two layers on two GPUs with one mask that was made on the first GPU, as a program.
 
     python tests/gpu/pipeline.py flash_dist|flex
 

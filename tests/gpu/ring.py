@@ -93,7 +93,7 @@ def find_errors(found: Iterable[Tensor], want: Iterable[Tensor]) -> dict[str, fl
 
 
 def run_rank(rank: int, world_size: int, folder: str, seqlen: int) -> None:
-    """Do the work of one GPU; the first one prints."""
+    """Do the work of one rank, on its own GPU; rank 0 prints the results."""
     torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl", f"file://{folder}/store", world_size=world_size, rank=rank, device_id=rank

@@ -1,4 +1,4 @@
-"""Runs the product on a Problem."""
+"""Runs our attention on a Problem."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _attend(
 
 
 def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 - of flash_attn_func
-    """Run every problem; raise with all errors."""
+    """Run every problem; fail if a result is wrong, and describe the wrong results."""
     faults: list[str] = []
     for problem in problems:
         faults += find_faults(attend(problem, **options), problem)
@@ -77,7 +77,7 @@ def has_whole_shared_memory() -> bool:
 
 
 def require_smaller_plans() -> None:
-    """Skip, unless Hopper's code has the tiles of smaller GPUs, too."""
+    """Skip the test unless Hopper's code also has the tiles of smaller GPUs."""
     if "flash_dist_fwd_bf16_d128_smem64_sm90a" not in {one["symbol"] for one in variants()}:
         pytest.skip("this wheel was built without FLASH_DIST_EVERY_PLAN=ON")
 

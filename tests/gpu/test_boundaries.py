@@ -61,7 +61,7 @@ def check_uncovered(boundaries: Boundaries, result: dict[str, Tensor]) -> None:
 
 
 def check(boundaries: Boundaries, packed: Packed, **options: Any) -> None:  # noqa: ANN401
-    """Run twice in memory full of NaN: equal bits, float64's values, and zeros."""
+    """Run twice in memory full of NaN; check bits, values, and zeros in uncovered rows."""
     given = boundaries.given(packed.problem.q.device)
     with fences(packed):
         result = attend_packed(packed, given=given, **options)
@@ -74,7 +74,7 @@ def check(boundaries: Boundaries, packed: Packed, **options: Any) -> None:  # no
 
 
 def check_everywhere(boundaries: Boundaries, dtype: torch.dtype) -> None:
-    """Check all paths of the backward."""
+    """Check the head_dims, kv heads and budgets that select all paths of the backward."""
     for i, (head_dim, head_dim_v) in enumerate(HEAD_DIMS):
         for num_heads_kv, megabytes in ((1, 0), (1, 1), (1, 1024), (4, 1024)):
             packed = boundaries.problem(

@@ -1,4 +1,4 @@
-"""Long sequences split into query x key chunks: the same bits, and memory within the budget."""
+"""Long sequences split into query x key chunks: unchanged bits, and memory within the budget."""
 
 from __future__ import annotations
 

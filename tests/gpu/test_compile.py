@@ -193,7 +193,14 @@ def test_a_mask_first_used_under_capture_works_or_says_why_not(half: torch.dtype
 def check_operators(
     problem: Problem, packing: tuple[Any, ...], mask: tuple[Any, ...], result: dict[str, Any]
 ) -> None:
-    """Run opcheck on fwd and bwd; mask: data, slots, ints."""
+    """Run torch's opcheck on the forward and the backward operator.
+
+    Args:
+        problem: The inputs.
+        packing: The operators' arguments for packed sequences.
+        mask: Arrays of the mask, their dS slots, and the integers that describe the mask.
+        result: out and lse of the forward.
+    """
     q, k, v, dout = problem.q, problem.k, problem.v, problem.dout
     data, slots, ints = mask
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]

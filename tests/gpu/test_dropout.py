@@ -56,7 +56,7 @@ def find_gone(shape: tuple[int, int, int, int, int]) -> Tensor:
 def compute(
     q: Tensor, k: Tensor, v: Tensor, gone: Tensor, seen: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Return out in float64, and its leaves."""
+    """Return out in float64, and the leaves q, k and v from which it is computed."""
     leaves = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     wide_k, wide_v = (x.repeat_interleave(group, 2) for x in leaves[1:])

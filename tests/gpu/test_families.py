@@ -1,4 +1,4 @@
-"""Two families of one role: the one for this target is tried first, the other is the fallback."""
+"""Two families of one role: the dispatcher tries the family for this target before the other."""
 
 from __future__ import annotations
 

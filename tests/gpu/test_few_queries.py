@@ -79,7 +79,7 @@ def test_a_mask_from_the_top_left_sees_the_first_keys(seqlen_q: int, any_half: t
 
 
 def parts(lengths: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Return the lengths of queries and of keys."""
+    """Return the lengths of queries and of keys as arguments of `pack`."""
     return {"lengths_q": tuple(q for q, _ in lengths), "lengths_k": tuple(k for _, k in lengths)}
 
 

@@ -92,7 +92,7 @@ LAYOUTS: dict[str, Callable[[Problem], Problem]] = {
 
 
 def flat_gradients(result: dict[str, Tensor], problem: Problem) -> dict[str, Tensor]:
-    """Return the results as for q, k, v with four axes, summed over expanded axes."""
+    """Return the results for q, k, v with four axes; sum gradients over expanded axes."""
     shapes = {
         "out": (*problem.q.shape[:-1], problem.v.shape[-1]),
         "dq": problem.q.shape,

@@ -1,4 +1,4 @@
-"""return_max_logit: exact for integer scores, else near float64; bits of out; kernels that run."""
+"""return_max_logit: its values, unchanged bits of out and lse, and the kernels that run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that a call dispatches in eager mode, and those that observers see."""
+"""Operators that a call dispatches in eager mode, and operators that modes and traces see."""
 
 from __future__ import annotations
 

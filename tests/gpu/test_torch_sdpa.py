@@ -1,4 +1,4 @@
-"""torch's own attention on our kernels, and `flash_dist.sdpa()`: the bits of our functions."""
+"""torch's own attention on our kernels, and `flash_dist.sdpa()`, have our functions' bits."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, Any, Any]:
-    """Tell a refusal from a failure; a refusal of an unsupported case is no failure."""
+    """Record whether a failure is a refusal; an unsupported case that is refused does not fail."""
     report = yield
     report.kind = SERVED if f"[{SERVED}-" in item.name else OTHER
     # NOTE: xdist does not transfer an attribute named `result`.

@@ -98,7 +98,7 @@ def ask(
     sizes: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> list[Pair]:
-    """Return both attempts for each failure: function, call number, error code."""
+    """Return both attempts for each failure, which is (function, call number, error code)."""
     behind = f" ; {sizes}" if sizes else ""
     lines = "".join(f"{function} {count} {code}{behind}\n" for function, count, code in failures)
     kept = {name: value for name, value in os.environ.items() if name != BUDGET_VARIABLE}
@@ -259,7 +259,13 @@ def test_no_head_is_refused(program: Path, seqlen_q: int, num_heads_kv: int, gro
 
 
 def with_cache(program: Path, *sizes: int, seqlen_new: int = 0) -> list[str]:
-    """Return what decode and append gave for batch, seqlen_q, capacity, num_heads_kv, group."""
+    """Return the errors of decode and append.
+
+    Args:
+        program: The compiled program.
+        sizes: batch, seqlen_q, capacity, num_heads_kv, group.
+        seqlen_new: Number of keys to append.
+    """
     line = " ".join(map(str, (*sizes, -1, 64 << 20, 1, 0, seqlen_new)))
     ((first, second),) = ask(program, ("nothing", 0, 0), sizes=line)
     assert first.errors == second.errors

@@ -35,7 +35,7 @@ def find_tool(name: str) -> str | None:
 
 
 def needs(*tools: str) -> pytest.MarkDecorator:
-    """Skip if one of these tools is missing."""
+    """Return a marker that skips a test if one of these tools is missing."""
     missing = [tool for tool in tools if find_tool(tool) is None]
     return pytest.mark.skipif(bool(missing), reason=f"needs {' and '.join(missing)}")
 

@@ -1,4 +1,4 @@
-"""The tests for GPUs and for containers start here, too, where nothing else runs them."""
+"""Tests for GPUs can be collected without a GPU; the program for containers passes here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's flash operators on ours, registered for the CPU, which lacks torch's own."""
+"""torch's flash operators run ours, registered for the CPU, for which torch has no kernels."""
 
 from __future__ import annotations
 

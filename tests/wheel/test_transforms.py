@@ -1,4 +1,4 @@
-"""torch.func over attention: grad, vjp, vmap, and sentences for the rest."""
+"""torch.func over attention: grad, vjp and vmap work, other transforms raise an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks that a caller makes: their numbers mask as in eager attention and sdpa; empty rows."""
+"""Masks that a caller makes hide keys as in eager attention and sdpa; some rows see no key."""
 
 from __future__ import annotations
 

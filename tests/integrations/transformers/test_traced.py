@@ -28,7 +28,7 @@ DOCUMENTS = torch.cat([torch.arange(6), torch.arange(8)])[None].to(DEVICE)
 
 
 class Logits(torch.nn.Module):
-    """A model in the form for torch.jit.trace: tensors in, one tensor out."""
+    """Wraps a model for torch.jit.trace: the inputs are tensors, the output is one tensor."""
 
     def __init__(self, *names: str) -> None:
         """Set the names of the arguments that follow the tokens."""

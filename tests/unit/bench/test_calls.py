@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_calls(ratio: float) -> CallReport:
-    """Return a run in which our calls take `ratio` times as long as the others."""
+    """Return a run in which our calls take `ratio` times as long as the peer's."""
     calls = (Call(name, shape, 20 * ratio, 20.0) for shape in SHAPES for name in LIMITS)
     return CallReport(MACHINE, tuple(calls))
 

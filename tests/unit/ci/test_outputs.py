@@ -1,4 +1,4 @@
-"""Outputs of our commands in the texts: as recorded, and still true."""
+"""Outputs of our commands in the texts are as recorded, and still true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GitHub's workflows build all published sets, with existing sessions; `nox -s workflows`."""
+"""GitHub's workflows build all published sets, and their commands call existing sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens of each rank, and equal work for each: pure rules, no processes."""
+"""The tokens of each rank, and equal work for each rank, computed without other processes."""
 
 from __future__ import annotations
 

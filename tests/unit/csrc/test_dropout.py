@@ -1,4 +1,4 @@
-"""The dropout code of kernels, run for each lane of a warp, compared with the same in torch.
+"""The dropout code of kernels, run for each lane of a warp, compared with torch.
 
 This machine's C++ compiler compiles csrc/core/dropout.cuh and csrc/sm90/dropout.cuh, with headers
 of HEADERS in place of those that need a GPU. A lane is a thread.

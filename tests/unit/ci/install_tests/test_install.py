@@ -1,4 +1,4 @@
-"""install_test without its clients: results, phases, the next version, pairs, leftovers."""
+"""The install tests, without running a client such as pip: their results, phases and leftovers."""
 
 from __future__ import annotations
 

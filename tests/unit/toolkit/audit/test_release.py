@@ -82,7 +82,7 @@ def test_a_release_that_has_all_passes(lib: Path) -> None:
 def test_fatbins_that_a_library_loads_itself_count_as_one_with_a_warning(
     tmp_path: Path, cli: Cli
 ) -> None:
-    """cuFFT: each of 18 000 fatbins is for one target, and the library chooses among them."""
+    """As in cuFFT, where each of 18 000 fatbins is for one target and the library chooses one."""
     path = tmp_path / "libcufft.so"
     each = b"".join(container(entry(SASS, one, cubin_for(one))) for one in (80, 90))
     path.write_bytes(library(extra=(Part(".data", each, flags=3),)))

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tampered:
-    """A change of the files, of their compression, or of the file's name."""
+    """A change of a wheel's files, of their compression, or of the wheel's name."""
 
     refused_by: set[str]  # names of checks; empty: only the release's manifest reveals it
     files: Callable[[Files], Files] = lambda files: files

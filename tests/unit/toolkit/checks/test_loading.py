@@ -1,4 +1,4 @@
-"""Doctor's results of loading: predicted, tried, and where the two differ."""
+"""Doctor's results on loading libraries: predictions, attempts, and their differences."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def doctor(cli: Cli, *arguments: str) -> tuple[int, str]:
     return status, out
 
 
-# build, GPUs, driver -> exit status and, per GPU, how
+# build, GPUs, driver -> exit status and, per GPU, how it runs the code
 TABLE = [
     (
         ALL, "7.5,8.6,8.7,8.9,9.0,10.3,11.0,12.1", "580", 0,

@@ -78,7 +78,7 @@ def fill(command: str) -> str:
 
 
 def words_of(command: str) -> list[str]:
-    """Return a command's words, without the shell's own."""
+    """Return the words of a command, without redirections of the shell."""
     return shlex.split(fill(command).partition(" < ")[0].partition(" 2>")[0])
 
 
@@ -86,7 +86,7 @@ def words_of(command: str) -> list[str]:
 
 
 def literals(path: Path) -> Iterator[str]:
-    """Return every text of a module that is not a docstring; computed parts become 8.6."""
+    """Yield every text of a module that is not a docstring; replace computed parts by 8.6."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     inside = {
         id(part)

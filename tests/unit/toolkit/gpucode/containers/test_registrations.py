@@ -99,7 +99,7 @@ RUN = 6  # flags: loaded, and executable
 def test_no_name_and_no_flag_of_a_section_hides_a_registered_container(
     tmp_path: Path, name: str, flags: int
 ) -> None:
-    """objcopy --rename-section .nv_fatbin=.textgpu --rename-section .nvFatBinSegment=.mydata."""
+    """As after objcopy with --rename-section .nv_fatbin=.textgpu, for example."""
     data = Part(name, TWO, flags=flags)
     struct_ = Part(".mydata", wrapper(place()), flags=flags)
     report = read(tmp_path, data, struct_)
@@ -322,7 +322,7 @@ def test_structs_that_point_nowhere_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_ptx_of_objects_serves_what_was_linked_of_them_alone(tmp_path: Path) -> None:
-    """NCCL on 8.0: all objects fit, and 20 of 76 fatbins hold only sm_100f."""
+    """As in NCCL on 8.0: every object has PTX that runs, but 20 of 76 fatbins hold only sm_100f."""
     objects = container(entry(PTX, 80, ptx("alpha")))
     linked = container(entry(SASS, 90, IMAGE))
     alone = container(entry(SASS, 100, IMAGE, suffix="f"))

@@ -24,7 +24,7 @@ def write(folder: Path, **texts: str) -> None:
 
 
 def find(folder: Path, text: str | bytes, *include: Path) -> str:
-    """Return the findings in a source: the message between colon and semicolon."""
+    """Return the part of the error message that lists the findings in a source; empty if none."""
     source = folder / "a.cpp"
     source.write_bytes(text if isinstance(text, bytes) else text.encode())
     try:

@@ -75,7 +75,7 @@ class Parcels:
 
 
 class ParcelInstallTest:
-    """Runs no test, and says so."""
+    """An install test whose only result is NOT RUN."""
 
     def results(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Result]:
         yield Result("post", f"{len(artefacts)} parcels", "NOT RUN", work.name)
