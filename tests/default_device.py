@@ -34,7 +34,7 @@ class _TestsOnCpu(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever torch's function returns
-        """See TorchFunctionMode."""
+        """Call a function of torch, with the CPU as its device if a test makes a tensor."""
         del types
         given = dict(kwargs or {})
         says_nothing = func in _device_constructors() and given.get("device") is None

@@ -47,7 +47,8 @@ inline Dtype dtype_of(const Tensor& q) {
   return Dtype::FP32;
 }
 
-// ieee: multiply float32 with FFMA instead of TF32.
+// Returns the device, dtype and stream of a call with queries q. ieee: multiply float32 with FFMA
+// instead of TF32.
 inline Call make_call(const Tensor& q, bool ieee) {
   Call call{};
   call.device = q.get_device_index();
@@ -140,8 +141,8 @@ inline Tensor make_readable(const Tensor& t, bool packed) {
   return is_loadable(t) && has_own_rows(t, packed) ? t : copy(t);
 }
 
-// View of [batch, seqlen, heads, columns], packed without batch. heads may be [num_heads_kv,
-// group]. group: query heads per kv head; 1 for k and v.
+// Returns the view of a tensor [batch, seqlen, heads, columns]; a packed tensor has no batch axis.
+// heads may be the two axes [num_heads_kv, group]. group: query heads per kv head; 1 for k and v.
 inline View read_view(const Tensor& t, bool packed, int group = 1) {
   const auto strides = t.strides();
   const int row = packed ? 0 : 1;
@@ -174,7 +175,8 @@ inline Tensor read_rows(const Tensor& t, const char* name, const Tensor& q, cons
   return t.is_contiguous() ? t : copy(t);
 }
 
-// Fills lse of queries without keys: with their head's sink, or -inf without sinks.
+// Fills lse of queries without keys with the sink of their head, or with -inf if there are no
+// sinks.
 inline void fill_without_keys(const Tensor& lse, const MaybeTensor& sinks, bool packed) {
   if (!sinks || lse.numel() == 0) return fill(lse, -std::numeric_limits<double>::infinity());
   const int64_t strides[] = {0, 1, 0};
@@ -221,7 +223,7 @@ inline ScoreParams read_scores(const Scores& scores, const Tensor& q, const Size
   return p;
 }
 
-// Returns {} without a bias.
+// Checks and reads the bias of a call. Returns {} if the call has none.
 inline BiasParams read_bias(const Scores& scores, const Tensor& q, const Sizes& s) {
   BiasParams p{};
   if (!scores.bias) return p;
@@ -267,7 +269,7 @@ inline DropoutParams read_dropout(const Dropout& dropout, const Tensor& q) {
   return make_dropout(dropout.p, pointer<const int64_t>(t));
 }
 
-// Returns null without sinks.
+// Checks the sinks of a call, and returns their address; null if the call has none.
 inline const float* read_sinks(const Scores& scores, const Tensor& q, const Sizes& s) {
   if (!scores.sinks) return nullptr;
   STD_TORCH_CHECK(scores.sinks->dim() == 1 && scores.sinks->numel() == s.num_heads_q(),

@@ -52,7 +52,8 @@ struct GroupPartials {
   int first = 0, count = 0;
 
   GroupPartials() = default;
-  // at: the cursor at the first key block of the work tile. number: the group's number in the tile.
+  // Finds the partials of a group. at: the cursor at the first key block of the work tile. number:
+  // the group's number in the tile.
   template <class Splits>
   __device__ __forceinline__ GroupPartials(const DecodeParams& p, const Splits& splits,
                                            DecodeCursor at, int number) {
@@ -86,7 +87,7 @@ struct CombineSlots {
   // sum.
   float2 factors[COUNT];
 
-  // first: the slot of the first partial of this lane's group.
+  // Fills in `places` for the partials of this lane's group. first: the slot of the first of them.
   __device__ __forceinline__ void place(const GroupPartials& own, int first, int rows, int row) {
 #pragma unroll 1
     for (int i = 0; i < own.count; ++i) {

@@ -29,8 +29,8 @@ class KeyBlockLoader {
  public:
   using Cursor = std::conditional_t<Config::KEEPS_CURSORS, DecodeCursor&, DecodeCursor>;
 
-  // at: the first key block of the split; with KEEPS_CURSORS, a variable in shared memory.
-  // key_blocks: the number of key blocks of the split.
+  // Prepares the copies of a split. at: the first key block of the split; with KEEPS_CURSORS, a
+  // variable in shared memory. key_blocks: the number of key blocks of the split.
   __device__ __forceinline__ KeyBlockLoader(const DecodeParams& p, Cursor at, int key_blocks)
       : next_(at), waiting_(key_blocks), tile_(COPIES) {
     find_next(p);

@@ -52,7 +52,8 @@ struct CacheKeys {
 struct CachePlace {
   int entry, row;
 
-  // key: counted from the start of the cache of the batch entry, and less than its capacity.
+  // Finds the place of a key. key: counted from the start of the cache of the batch entry, and less
+  // than its capacity.
   __device__ __forceinline__ CachePlace(const CacheParams& p, int batch, int key) {
     if (p.block_table != nullptr) {
       const int page = divide(key, p.by_page);
@@ -71,7 +72,7 @@ struct CachePlace {
 struct RowTile {
   int batch, place;
 
-  // number: counts row_tiles tiles for every batch entry.
+  // Returns row tile `number`, which counts row_tiles tiles for every batch entry.
   __device__ __forceinline__ static RowTile at(const DecodeParams& p, int number) {
     const int batch = divide(number, p.by_tiles);
     return {batch, number - batch * p.row_tiles};
@@ -151,7 +152,8 @@ struct DecodeCursor {
   int position;  // index among all key blocks
 
   DecodeCursor() = default;
-  // base: the index of the row tile's first key block, for its first kv head.
+  // Makes the cursor at index position_, which must be in row tile `own`. base: the index of the
+  // tile's first key block, for its first kv head.
   __device__ __forceinline__ DecodeCursor(const DecodeParams& p, RowTile own, int base,
                                           int position_)
       : batch(own.batch), place(own.place), extent(p, own), position(position_) {

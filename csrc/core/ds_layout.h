@@ -19,9 +19,9 @@ constexpr int DS_BLOCK_BYTES = 16 * 16 * 2;
 
 class DsLayout {
  public:
-  // dense: every query tile of the longest sequence has a slot. Used for packed tensors, whose
-  // lengths the host does not know. seqlen_q and seqlen_k: of this sequence. longest_q: of all
-  // sequences.
+  // Computes the layout for one sequence. dense: every query tile of the longest sequence has a
+  // slot. Used for packed tensors, whose lengths the host does not know. seqlen_q and seqlen_k: of
+  // this sequence. longest_q: of all sequences.
   template <class Mask>  // MaskBand on the host, MaskParams in kernels
   FLASH_DIST_HOST_DEVICE DsLayout(const Mask& mask, int seqlen_q, int seqlen_k, bool dense,
                                   int longest_q)

@@ -47,7 +47,8 @@ struct Panels {
   __host__ __device__ static constexpr int columns_step(int k) { return k * 16 * ROW_BYTES >> 4; }
 
  private:
-  // stride: bytes between panels; ignored if an instruction stays within one panel.
+  // Returns a descriptor of a tile. stride: bytes between panels; ignored if an instruction stays
+  // within one panel.
   __device__ __forceinline__ static uint64_t descriptor(uint32_t tile, uint32_t stride) {
     constexpr uint64_t SWIZZLE_128_BYTES = uint64_t{1} << 62;
     constexpr uint64_t EIGHT_ROWS = uint64_t{8 * ROW_BYTES >> 4} << 32;

@@ -19,7 +19,8 @@
 
 namespace flash_dist {
 
-// divisor <= INT32_MAX. The divisor of an empty grid is 0, which becomes 1.
+// Prepares divisions by a number up to INT32_MAX. The divisor of an empty grid is 0, which becomes
+// 1.
 inline Divisor make_divisor(int64_t divisor) {
   divisor = std::max<int64_t>(divisor, 1);
   int log2 = 0;

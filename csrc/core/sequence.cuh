@@ -15,7 +15,8 @@ struct DocumentRows {
   int next;        // where the next document begins; for the last one, where it should end
   bool uncovered;  // there are uncovered rows next to this document or after all documents
 
-  // documents: their number. If it is 0, document 0 has no rows.
+  // Finds the rows of document `number`. documents: the number of documents. If it is 0, document 0
+  // has no rows.
   __device__ __forceinline__ DocumentRows(const int* cu_seqlens, int number, int documents,
                                           int total, int longest)
       : begin(on_axis(cu_seqlens[number], total)),

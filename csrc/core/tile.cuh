@@ -75,7 +75,7 @@ struct TileCopy {
     int columns;
   } late;
 
-  // base: element 0 of row 0.
+  // Starts the copy of a tile. base: element 0 of row 0.
   __device__ __forceinline__ void fetch(uint32_t smem, const uint16_t* base, int64_t row_stride,
                                         RowSpan rows, int columns) {
     if constexpr (LATE) {

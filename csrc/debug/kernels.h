@@ -16,7 +16,7 @@ struct Refused : std::runtime_error {
 
 class Kernels {
  public:
-  // inputs: on the GPU that options names.
+  // inputs must be on the GPU that `options` names.
   Kernels(const Options& options, const Inputs& inputs);
 
   // Fills new tensors with NaN, to detect what a kernel does not write or reads too early.

@@ -16,8 +16,8 @@ Keys band_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k) {
           mask.right < 0 ? seqlen_k : center + mask.right + 1};
 }
 
-// Position i is in block i / ceil(seqlen / blocks). A query sees the keys of its own and of earlier
-// blocks.
+// Returns the keys that a query sees: those of its own and of earlier blocks. Position i is in
+// block i / ceil(seqlen / blocks).
 Keys block_causal_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k) {
   const int queries = (seqlen_q + mask.blocks - 1) / mask.blocks;
   const int keys = (seqlen_k + mask.blocks - 1) / mask.blocks;

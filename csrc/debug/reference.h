@@ -8,7 +8,8 @@
 
 namespace flash_dist::debug {
 
-// inputs: rounded to the call's dtype. Computes on the device of the inputs.
+// Returns the exact outputs for inputs that are rounded to the call's dtype. Computes on the device
+// of the inputs.
 Outputs reference(const Options& options, const Inputs& inputs);
 
 struct Difference {
@@ -20,7 +21,8 @@ struct Difference {
   explicit operator bool() const { return beyond == 0; }
 };
 
-// tolerance: relative to the greatest magnitude in `expected`.
+// Compares a tensor with the expected one. tolerance: relative to the greatest magnitude in
+// `expected`.
 Difference compare(const std::string& name, const at::Tensor& value, const at::Tensor& expected,
                    double tolerance);
 

@@ -20,7 +20,8 @@ namespace flash_dist::debug {
 
 namespace {
 
-// Tolerance, relative to the greatest magnitude, for rounding the result, P and dS to the dtype.
+// Returns the allowed error, relative to the greatest magnitude, for rounding the result, P and dS
+// to the dtype.
 double tolerance(const std::string& dtype, const std::string& tensor) {
   if (dtype == "fp32" || dtype == "ieee32" || tensor == "lse") return 1e-4;
   return dtype == "fp16" ? 4e-3 : 3e-2;

@@ -87,8 +87,8 @@ void check_sizes(const DecodeParams& p) {
   check_latent(p);
 }
 
-// One call. The GPU and the budget decide which block computes what, but affect no bit of the
-// result.
+// The plan of one call. The GPU and the budget decide which block computes what, but affect no bit
+// of the result.
 class Decode {
  public:
   // budget: maximum of workspace_bytes().

@@ -146,12 +146,12 @@ struct BwdPlan {
   int splits() const { return group_split * query_split; }
 };
 
-// budget: bytes for everything but the statistics. With 0 only kernels without workspace are used,
-// unless batch_invariant requires the fused one.
+// Plans a backward call. budget: bytes for everything but the statistics. With 0 only kernels
+// without workspace are used, unless batch_invariant requires the fused one.
 BwdPlan plan_backward(const BwdShape& shape, const BwdKernels& kernels, int64_t budget,
                       bool batch_invariant);
 
-// The plan of sequences that fit into a tile of BWD_WHOLE: one launch without workspace.
+// Returns the plan of sequences that fit into a tile of BWD_WHOLE: one launch without workspace.
 BwdPlan plan_whole(const BwdShape& shape);
 
 }  // namespace flash_dist

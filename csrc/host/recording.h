@@ -1,4 +1,4 @@
-// Entries in the record of plans, made before the launches of each call (native/recording.h).
+// Adds entries to the record of plans before the launches of each call (native/recording.h).
 // Decisions that only affect speed are left out: block order, tickets, number of combining blocks.
 #pragma once
 
@@ -10,6 +10,6 @@ namespace flash_dist {
 
 void record_forward(const FwdParams& p);
 void record_backward(const BwdParams& p, const BwdPlan& plan);
-// softmax_blocks: key blocks per softmax.
+// Records attention to a cache. softmax_blocks: key blocks per softmax.
 void record_decode(const DecodeParams& p, int softmax_blocks);
 }  // namespace flash_dist

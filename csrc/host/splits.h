@@ -38,9 +38,10 @@ class SplitPlanner : PlanGrid {
  public:
   SplitPlanner(const PlanGrid& grid, int64_t budget) : PlanGrid(grid), budget_(budget) {}
 
-  // Returns the number of group splits. Blocks of equal length: the least number that fills the
-  // device. Blocks of unknown length: the least number that makes UNEVEN_WAVES waves. Otherwise the
-  // cheapest number; if several are, the least. ascending: the blocks of the first keys start first.
+  // Returns the number of group splits. For blocks of equal length it is the least number that
+  // fills the device, for blocks of unknown length the least number that makes UNEVEN_WAVES waves.
+  // Otherwise it is the cheapest number, or the least of several cheapest numbers. ascending: the
+  // blocks of the first keys start first.
   int choose_group_split(bool ascending) const {
     if (blocks(units_, key_steps_) == 0 || next_group_split(1) == 0) return 1;
     if (even()) return splits_for(wave_);

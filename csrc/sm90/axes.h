@@ -67,7 +67,7 @@ const char* find_problem_beside_bias(Params p, const View& like_out) {
   return find_problem<Config>(p, like_out);
 }
 
-// A tensor map to make: of a view, with boxes of box_rows rows.
+// Describes a tensor map to make for a view, with boxes of box_rows rows.
 struct MapRequest {
   CUtensorMap* map;
   AxisSteps* steps;

@@ -90,7 +90,8 @@ struct AlibiBias {
   float minus_slope;
   float first;  // i + seqlen_k - seqlen_q - j of this lane's first score
 
-  // row0: the warp's first query, counted from the bottom right. key0: its first key.
+  // Makes the bias of a warp's fragment. row0: the warp's first query, counted from the bottom
+  // right. key0: its first key.
   __device__ __forceinline__ AlibiBias(float minus_slope_, int row0, int key0)
       : minus_slope(minus_slope_) {
     const int lane = fresh_thread() % 32;

@@ -38,7 +38,7 @@ struct StageBarriers {
   __device__ __forceinline__ void wait_for_data(const Ring<STAGES>& ring) const {
     mbarrier_wait(shared_address(&full[ring.stage()]), ring.parity());
   }
-  // The full barrier of the next stage, on which copies count their bytes.
+  // Returns the address of the next stage's full barrier, on which copies count their bytes.
   __device__ __forceinline__ uint32_t data(const Ring<STAGES>& ring) const {
     return shared_address(&full[ring.stage()]);
   }

@@ -24,7 +24,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def add_up(x: Tensor) -> Tensor:
-    """Return the sums of [..., n, columns] over n, [..., columns]; overwrites x."""
+    """Return the sums of x [..., n, columns] over n, as [..., columns]; overwrite x."""
     n = x.shape[-2]
     if n == 0:
         return x.new_zeros((*x.shape[:-2], x.shape[-1]))

@@ -201,7 +201,7 @@ def sink_gradients(
 
 
 class _Document(NamedTuple):
-    """One document of packed tensors; None: the tensors have a batch axis."""
+    """One document of packed tensors; queries and keys are None for tensors with a batch axis."""
 
     queries: slice | None = None
     keys: slice | None = None

@@ -37,7 +37,7 @@ def processes(request: pytest.FixtureRequest) -> Iterator[list[ProcessPoolExecut
 def run(
     processes: list[ProcessPoolExecutor], tmp_path: Path
 ) -> Callable[[Callable[[], None], int], None]:
-    """Return a function that runs its argument on all ranks of a group, and raises its error."""
+    """Return a function that runs its argument on all ranks, and raises the error of a rank."""
 
     def run_in(body: Callable[[], None], world_size: int) -> None:
         ranks = [

@@ -339,7 +339,7 @@ class Layer(torch.nn.Module):
     """Attention alone."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend."""
+        """Return attention with x as queries, keys and values."""
         return matched(x)
 
 

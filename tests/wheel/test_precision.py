@@ -240,7 +240,7 @@ class Layer(torch.nn.Module):
     """Attention alone."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend."""
+        """Return attention with x as queries, keys and values."""
         out: Tensor = flash_attn_func(x, x, x)
         return out
 

@@ -56,9 +56,10 @@ struct DecodeBlock {
   const Operand<HEAD_DIM> a_q;
   const Rows rows;
 
-  // at_, loaded: two cursors at the first key block of the split; with KEEPS_CURSORS, two variables
-  // in shared memory. key_blocks: the number of key blocks of the split. NOTE: rows is made from
-  // own_, not from the member own: otherwise the compiler would keep this object in memory.
+  // Prepares the block for its split. at_, loaded: two cursors at the first key block of the split;
+  // with KEEPS_CURSORS, two variables in shared memory. key_blocks: the number of key blocks of the
+  // split. NOTE: rows is made from own_, not from the member own: otherwise the compiler would keep
+  // this object in memory.
   __device__ __forceinline__ DecodeBlock(const DecodeParams& p_, Smem& smem_,
                                          const WarpPlace<Config>& own_, const Splits& splits_,
                                          Cursor at_, Cursor loaded, int key_blocks)

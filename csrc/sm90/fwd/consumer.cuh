@@ -97,7 +97,8 @@ struct FwdSm90Consumer {
 #pragma unroll 1
       for (; j >= 0; --j) step(std::true_type{});
     } else {
-      // Blocks with a mask, blocks without one, blocks with a mask.
+      // Runs the steps of blocks with a mask, then of blocks without one, then of blocks with a
+      // mask.
 #pragma unroll 1
       for (int round = 0; round < 2; ++round) {
 #pragma unroll 1

@@ -52,7 +52,9 @@ def attend_to_cache(
     band: Band,
     how: tuple[float, Scores | None],
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse of packed queries: the bits of `flash_attn_with_kvcache`, no gradients.
+    """Return out and lse of packed queries, with the bits of `flash_attn_with_kvcache`.
+
+    The results have no gradients.
 
     Args:
         tensors: q [total_q, num_heads_q, head_dim]; k [num_pages, page_size, num_heads_kv,

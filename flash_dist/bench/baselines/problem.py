@@ -33,7 +33,7 @@ class Problem:
 
     @classmethod
     def draw(cls, shape: Shape, device: torch.device, *, seed: int = 0) -> Problem:
-        """Fill the tensors; all but dout require gradients."""
+        """Return a problem with random tensors, of which all but dout require gradients."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def draw(*size: int) -> Tensor:

@@ -20,7 +20,7 @@ _BY_ROW: Final = ("out", "dv")  # weighted sums with positive weights: rows do n
 
 
 def compute(attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
-    """Return out, dq, dk, dv, and dbias of a bias; for decoding only out."""
+    """Return out, dq, dk, dv and, if there is a bias, dbias; for decoding only out."""
     if problem.shape.cached:
         with torch.no_grad():
             return (attend(*problem.inputs),)

@@ -64,7 +64,7 @@ def _refuse(name: str, *_: object, **__: object) -> NoReturn:
 
 
 def _join(serve: Callable[..., Any], previous: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that tries ours first."""
+    """Return a kernel that calls `serve`, and calls `previous` if `serve` returns None."""
 
     def kernel(keys: object, *args: object, **options: object) -> Any:  # noqa: ANN401
         results = serve(*args, **options)

@@ -70,7 +70,7 @@ class LayerMask:
 
     @property
     def is_band(self) -> bool:
-        """True if only the band is known yet."""
+        """True if the mask is only a band: segments, mask and graph are None."""
         return self.segments is None and self.mask is None and self.graph is None
 
     def contiguous(self) -> LayerMask:

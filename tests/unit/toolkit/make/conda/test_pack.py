@@ -1,4 +1,4 @@
-"""Conda packages, really packed: deterministic, equal to their wheels, verified, listed."""
+"""Conda packages that are packed here: equal bytes each time, files as in the wheels, checks."""
 
 from __future__ import annotations
 
