@@ -307,7 +307,7 @@ def find_faults(
     inputs. out and dv may also have that of `bound_weights`, dq and dk that of `bound_delta`.
 
     Args:
-        actual: Results of the product, any of NAMES.
+        actual: Results of the tested function, any of NAMES.
         problem: Its inputs.
         half: Results that replace `compute_half` for the allowed error.
         exact: The float64 reference, if already computed.

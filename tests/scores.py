@@ -44,7 +44,7 @@ class Scored:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of the product, except those with a gradient."""
+        """Arguments of the tested function, except those with a gradient."""
         options = {"softcap": self.softcap, "alibi_slopes": self.alibi_slopes}
         return {**options, "dropout_p": self.dropout_p} if self.dropout_p else options
 
@@ -131,7 +131,7 @@ def _weigh(
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
-    """Repeat kv heads, [batch, keys, heads, head_dim]."""
+    """Repeat the kv heads of [batch, keys, num_heads_kv, head_dim] to `heads` heads."""
     return x.repeat_interleave(heads // x.shape[2], dim=2)
 
 

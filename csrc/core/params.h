@@ -128,7 +128,8 @@ struct Packing {
   const int* cu_seqlens_k;
 };
 
-// A division by a number known on the host, and the order of blocks: see core/schedule.cuh.
+// Divisor: a number known on the host, prepared for fast divisions. BlockOrder: the order of
+// blocks. See core/schedule.cuh.
 struct Divisor {
   int divisor;
   uint32_t multiplier;

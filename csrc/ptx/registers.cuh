@@ -6,8 +6,8 @@
 
 namespace flash_dist {
 
-// threadIdx.x and blockIdx.x, read again: the compiler recomputes derived values after each call
-// instead of keeping them in registers.
+// Read threadIdx.x and blockIdx.x again. The compiler then recomputes derived values after each
+// call instead of keeping them in registers.
 __device__ __forceinline__ int fresh_thread() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));

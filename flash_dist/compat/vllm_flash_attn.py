@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _VERSIONS: Final = (2, 3, 4)
-# Arguments of some versions: the only accepted value of each, and the reason.
+# Arguments that some versions have, and why only a value without effect is accepted for each.
 _REFUSED: Final = {
     "aux_tensor_leading_dims": "kernels are compiled before a function of scores is known",
     "aux_tensors": "kernels are compiled before a function of scores is known",

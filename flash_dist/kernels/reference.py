@@ -268,7 +268,7 @@ class _Problem(NamedTuple):
         return logits, derivative
 
     def drop(self, weights: Tensor, dropout: Dropout | None) -> Tensor:
-        """Return [batch, num_heads_q, seqlen_q, seqlen_k]: 0 if dropped, else scaled."""
+        """Return the weights after dropout: 0 if dropped, else multiplied by `find_scale(p)`."""
         if dropout is None:
             return weights
         gone = self.find_dropped(dropout)

@@ -175,7 +175,7 @@ def _name_arguments(scores: Scores) -> dict[str, Any]:
 
 
 def load_attention() -> Attention:
-    """Return attention as the selftest calls it: packed documents have batch 1 and lengths."""
+    """Return the attention that cases call; packed documents are a batch of 1, with `lengths`."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - missing in a broken install
     from ..attention.packed import flash_attn_varlen_func  # noqa: PLC0415
 

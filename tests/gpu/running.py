@@ -83,7 +83,7 @@ def require_smaller_plans() -> None:
 
 
 def runs_on_hopper(family: str) -> bool:
-    """Tell if a family for Hopper is built in and runs here. A build of PTX alone has none."""
+    """Tell if a family for Hopper is built in and runs here. PTX builds have no such family."""
     on_hopper = torch.cuda.get_device_capability() == (9, 0) and has_whole_shared_memory()
     return on_hopper and any(one["family"] == family for one in variants())
 

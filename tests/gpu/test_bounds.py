@@ -105,7 +105,7 @@ KEPT = ((41, 290), (0, 65), (130, 131))  # visible keys of each batch entry
 
 
 def _kept() -> torch.Tensor:
-    """Return booleans [batch, 1, 1, seqlen_k] that keep KEPT."""
+    """Return booleans [batch, 1, 1, seqlen_k], True for the keys in KEPT."""
     begin, end = torch.tensor(KEPT).T[..., None]
     keys = torch.arange(330)
     seen: torch.Tensor = (keys >= begin) & (keys < end)

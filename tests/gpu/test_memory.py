@@ -170,7 +170,7 @@ def test_memory_of_documents_follows_the_longest(half: torch.dtype) -> None:
 
 
 def has_room(gigabytes: int) -> None:
-    """Skip on a GPU with less memory."""
+    """Skip the test on a GPU with less memory than this."""
     total = torch.cuda.get_device_properties(0).total_memory
     if total < gigabytes << 30:
         pytest.skip(f"needs {gigabytes} GB of GPU memory")

@@ -76,7 +76,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Sample:
-    """How many cases of each test run, with and without dropout."""
+    """Numbers of cases to run of each test, without and with dropout, and the seed."""
 
     cases: int
     dropout: int

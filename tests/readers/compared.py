@@ -50,7 +50,7 @@ class Ours:
 
     @property
     def images(self) -> Counter[tuple[str, str]]:
-        """Kind and target in the form of cuobjdump's lists."""
+        """The number of images by kind and target, in the form of cuobjdump's lists."""
         kinds = {"sass": "cubin", "ptx": "ptx"}
         return Counter(
             (kinds[entry.kind], their_target(entry))
@@ -68,7 +68,7 @@ class Ours:
 
 
 def their_target(entry: FatbinEntry) -> str:
-    """Return a target in cuobjdump's form: PTX named like SASS, SASS without the suffix `f`."""
+    """Return a target as cuobjdump names it: `sm_` also for PTX, and no suffix `f` for SASS."""
     name = str(entry.arch).replace("compute_", "sm_")
     return name.removesuffix("f") if entry.kind == "sass" else name
 

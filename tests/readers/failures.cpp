@@ -56,7 +56,7 @@ cudaError_t launch_fused(const void* kernel, const void* params, cudaStream_t st
   return launch_kernel(kernel, params, stream);
 }
 
-// The only kernel with a limit on lengths: it refuses longer sequences.
+// Refuses long sequences, for the only kernel that has a limit on lengths.
 const char* refuse_longer(const void* params) {
   const auto& p = *static_cast<const flash_dist::BwdParams*>(params);
   return std::max(p.seqlen_q, p.seqlen_k) > 64 ? "a tile does not hold a sequence" : nullptr;

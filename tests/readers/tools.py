@@ -66,7 +66,7 @@ def compile_code(output: Path, source: str | Path, *options: str) -> Path:
 
 
 def gencode(*targets: str) -> list[str]:
-    """Spell `sm_75` and `compute_90` as options."""
+    """Return nvcc's options for targets such as `sm_75` and `compute_90`."""
     return [f"-gencode=arch=compute_{one.rpartition('_')[2]},code={one}" for one in targets]
 
 
@@ -85,7 +85,7 @@ _USED = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
 def list_images(path: Path) -> Counter[tuple[str, str]]:
-    """Ask cuobjdump for kind and target of all images. It also calls PTX for 8.0 `sm_80`."""
+    """Ask cuobjdump for kind and target of all images. cuobjdump names PTX for 8.0 `sm_80`, too."""
     text = run("cuobjdump", "-all", "-lelf", "-lptx", path)
     return Counter((match[2], match[1]) for match in _LISTED.finditer(text))
 

@@ -35,7 +35,7 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Return q of two heads, k and v of one: leaves."""
+    """Return leaves: q with two heads, k and v with one head."""
     made = [draw(BATCH, QUERIES, HEADS, 8), *(draw(BATCH, KEYS, 1, 8, seed=i) for i in (1, 2))]
     return [x.to(dtype).requires_grad_() for x in made]
 

@@ -253,7 +253,7 @@ def shift(x: Tensor) -> Tensor:
 
 
 def widen(x: Tensor) -> Tensor:
-    """Return a copy of x whose rows are one longer in memory."""
+    """Return a copy of x with an unused element after each row in memory."""
     *outer, last = x.shape
     return torch.zeros(*outer, last + 1, dtype=x.dtype)[..., :last].copy_(x)
 

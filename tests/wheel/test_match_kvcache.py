@@ -336,7 +336,7 @@ def test_another_choice_compiles_another_graph() -> None:
 
 
 class Layer(torch.nn.Module):
-    """Attention alone."""
+    """A model that consists of one call of attention."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return attention with x as queries, keys and values."""

@@ -237,7 +237,7 @@ def test_the_operators_pass_opcheck_with_it() -> None:
 
 
 class Layer(torch.nn.Module):
-    """Attention alone."""
+    """A model that consists of one call of attention."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return attention with x as queries, keys and values."""

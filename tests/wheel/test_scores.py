@@ -39,7 +39,7 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Return q of two heads, k and v of one, and sinks: leaves."""
+    """Return leaves: q with two heads, k and v with one head, and sinks."""
     made = [draw(1, 4, 2, 8), draw(1, 5, 1, 8, seed=1), draw(1, 5, 1, 8, seed=2), draw(2, seed=3)]
     return [x.to(dtype).requires_grad_() for x in made]
 

@@ -91,7 +91,8 @@ struct DkdvCopies {
   }
 };
 
-// Writes the warp's part of dK and dV: rounded, staged in its rows of K and V, or as partial sums.
+// Writes the warp's part of dK and dV: either as partial sums, or rounded, through the warp's rows
+// of K and V in shared memory.
 template <class Config>
 __device__ __forceinline__ void store_sums(DkSum<Config>& dk, const DvSum<Config>& dv,
                                            const BwdParams& p, const DkdvTiles<Config>& tiles,

@@ -220,9 +220,9 @@ struct DecodeSm90Consumer {
     release_tile();
   }
 
-  // Applies soft cap and ALiBi, and sets masked scores to -inf. S -> P = exp2(S * scale - top),
-  // summed and rounded. Combines top and sum with those of the group. combines: receives the
-  // factors for O.
+  // Applies soft cap and ALiBi, and sets masked scores to -inf. Converts S to P = exp2(S * scale -
+  // top), sums P and rounds it. Combines top and sum with those of the group. combines: receives
+  // the factors for O.
   __device__ __forceinline__ void to_weights(Scores& s, int key0, int2 common, Partial<OT>& group,
                                              Combine (&combines)[2], Weights& weights) const {
     const float scale_log2 = p.scores.scale * LOG2_E;
@@ -248,8 +248,8 @@ struct DecodeSm90Consumer {
 #pragma unroll
     for (int k = 0; k < KEY_STEPS; ++k) to_a_operand<Target, T>(weights[k], s, k);
   }
-  // S -> P for one row of a lane. Returns its sum over the key block, in the same parts as
-  // mma/decode.
+  // Converts S to P for one row of a lane. Returns the sum of P over the key block, in the same
+  // parts as mma/decode.
   __device__ __forceinline__ static float sum_weights(Scores& s, int h, float scale_log2,
                                                       float offset) {
     constexpr int PART_TILES = Config::SUMMED_KEYS / Config::PARTS / 8;

@@ -78,7 +78,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   // True if one mainloop serves ranges and lists: their steps then have the same number of keys.
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
   // Registers of each role, for setmaxnreg. The loader needs 32, or 40 with two mainloops. With 24
-  // it spills, but then the accumulators have enough.
+  // the loader spills, but the accumulators then have enough registers.
   static constexpr int LOADER_REGISTERS =
       CONSUMERS == 3                                                                         ? 32
       : Plan::MIN_BLOCKS == 3                                                                ? 24

@@ -233,7 +233,7 @@ class FwdPairConsumer {
     for (int h = 0; h < 2; ++h) top[h] = find_top(s, -INFINITY, 0, h);
   }
 
-  // S -> P with the maxima of both blocks. Returns whether a maximum has grown.
+  // Converts S to P with the maxima of both blocks. Returns whether a maximum has grown.
   __device__ __forceinline__ bool weigh(Scores& s, SoftmaxState<1>& softmax, float (&rescale)[1][2],
                                         const float (&top)[2], float scale_log2) {
     const float2 peer = take_stats();

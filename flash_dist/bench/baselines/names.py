@@ -76,7 +76,7 @@ def parse_states(text: str) -> tuple[str, ...]:
 
 
 def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ours and the peers; ours also in deterministic mode if a peer runs in that mode."""
+    """Return our attention, the peers and, if a peer uses deterministic mode, ours in that mode."""
     return (*(OWN if any(map(in_deterministic_mode, peers)) else (OURS,)), *peers)
 
 

@@ -242,7 +242,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[LLM]:
-    """Yield vLLM's engine. On a CPU, vLLM asks for its own backend by name; ours has that name."""
+    """Yield vLLM's engine, with our backend under the name that vLLM asks for on a CPU."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",

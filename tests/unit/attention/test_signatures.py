@@ -68,7 +68,7 @@ def _pair(names: list[ast.arg], defaults: Any) -> tuple[tuple[str, str | None], 
 
 @cache
 def ours(name: str, file: str = "__init__.py") -> Signature:
-    """Return the signature as the source has it: nothing compiled is needed."""
+    """Return the signature of our function, read from the source without importing it."""
     node = find_definition(PACKAGE / file, name)
     assert isinstance(node, ast.FunctionDef)
     return Signature.of(node.args)

@@ -51,7 +51,7 @@ def test_a_gpu_that_nothing_is_built_for_is_the_builds_fault(ask: Ask, dtype: to
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **chosen: Any) -> None:  # noqa: ANN401
-    """Let the driver load a variant on every GPU."""
+    """Let every GPU have this capability, and let the dispatcher choose this variant."""
     monkeypatch.setattr(support, "_warned", set())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU")

@@ -49,7 +49,7 @@ def find_commands(text: str) -> Iterator[list[str]]:
 
 
 def read_arguments(text: str) -> list[str]:
-    """Split as a shell does, up to the end of the command."""
+    """Split the text after a command into words as a shell does, up to the end of the command."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;>")
     lexer.whitespace_split = True
     try:

@@ -69,7 +69,7 @@ def launched_for(size: Size, dtype: str) -> Iterator[tuple[str, Size]]:
 
 
 def smallest_holding(size: Size, compiled: Collection[Size]) -> Size:
-    """Return the dispatcher's choice: the fewest columns in total, then the fewest of v."""
+    """Return the compiled size with the fewest columns in total, then of v, as the dispatcher."""
     holding = [x for x in compiled if x[0] >= size[0] and x[1] >= size[1]]
     return min(holding, key=lambda x: (sum(x), x[1]))
 

@@ -62,5 +62,5 @@ def coff(*sections: tuple[str, bytes], machine: int = X86_64) -> bytes:
 def _section(
     name: bytes, virtual: int, place: tuple[int, int], *, address: int = 0, flags: int = DATA
 ) -> bytes:
-    """Return a header with the size and offset of the bytes in the file."""
+    """Return the header of a section; `place` is the size and offset of its bytes in the file."""
     return struct.pack("<8sIIIIIIHHI", name, virtual, address, *place, 0, 0, 0, 0, flags)

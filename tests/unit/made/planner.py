@@ -1,4 +1,4 @@
-"""The parts of csrc/ for this machine's C++ compiler: small programs, and the planner."""
+"""Compiles parts of csrc/ with this machine's C++ compiler: small programs, and the planner."""
 
 from __future__ import annotations
 

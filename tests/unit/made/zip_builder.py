@@ -15,7 +15,7 @@ FILE, FOLDER, LINK = 0o100644, 0o40755, 0o120777
 
 @dataclass(frozen=True)
 class Packed:
-    """One member and its fault."""
+    """One member of an archive, and the fault in it."""
 
     name: str
     data: bytes = b""

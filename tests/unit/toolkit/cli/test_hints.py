@@ -91,7 +91,7 @@ def test_commands_of_a_published_set_where_there_is_no_clone() -> None:
         ("uv", f'uv pip install "flash_dist==0.1.0+cu130.all" --index {INDEX}all/'),
         ("build", "FLASH_DIST_ARCH_SET=all pip install flash_dist-0.1.0.tar.gz"),
     ]
-    # pip compiles from source: only on and for x86_64, with CUDA 13
+    # pip compiles from source, which works only on x86_64, for x86_64 and with CUDA 13
     assert [tool for tool, _ in commands("cuda12", "x86_64")] == ["pip", "uv"]
     assert commands("arm", "aarch64") == [
         ("pip", f'pip install "flash_dist==0.1.0+cu130.arm" --extra-index-url {INDEX}arm/'),

@@ -87,7 +87,7 @@ def collect() -> tuple[Raised, ...]:
 
 
 def collect_from(function: ast.FunctionDef, module: str) -> Iterator[Raised]:
-    """Return the texts that a function raises, directly or by a name."""
+    """Yield the texts with which a function raises errors, directly or through a variable."""
     inner = {
         id(node)
         for other in ast.walk(function)

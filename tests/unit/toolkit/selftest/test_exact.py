@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def never(*_: object, **__: object) -> NoReturn:
-    """Replace attention: exact values do not need it."""
+    """Replace attention, and fail: exact values are computed without it."""
     raise AssertionError
 
 

@@ -1,4 +1,4 @@
-"""Another project with a separately installed toolkit: everything up to the compiler."""
+"""Builds of another project with a separately installed toolkit, up to the compiler."""
 
 from __future__ import annotations
 

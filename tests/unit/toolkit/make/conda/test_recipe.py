@@ -29,7 +29,7 @@ METADATA = "Metadata-Version: 2.4\nName: flash_dist\nVersion: 0.1.0\nRequires-Py
 
 
 def allows(constraint: str, device: Device) -> bool:
-    """Read a constraint as conda does; `a0` is just before a version."""
+    """Return whether conda finds that a GPU meets a constraint; `a0` is just before a version."""
     for part in constraint.split("|"):
         low, _, high = part.partition(",")
         assert low.startswith(">=")

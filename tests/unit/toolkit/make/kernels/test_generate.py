@@ -183,7 +183,7 @@ def test_a_debug_build_can_make_every_call_of_its_head_dim(head_dim: int) -> Non
     kept = read_table().only([head_dim], ["bf16"]).variants(target)
     roles = {v.family.role for v in kept}
     assert {"fwd", "bwd_dkdv", "decode", "decode_fold", "append"} <= roles
-    # One kernel for every head_dim, or for several.
+    # These roles have one kernel for every head_dim, or for several.
     of_all = {"decode_fold", "append", "bwd_bias", "bwd_bias_dropout", "max_logit"}
     of_all.add("bwd_dq_recompute_dropout")
     sizes = {v.row.sizes[0] for v in kept if v.family.name not in of_all}
