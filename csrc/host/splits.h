@@ -16,7 +16,7 @@ constexpr int64_t UNEVEN_WAVES = 16;
 // longest blocks start first, else 1 / LATE_OF_LAST.
 constexpr int64_t LATE_OF_FIRST = 8;
 constexpr int64_t LATE_OF_LAST = 2;
-// More splits must save at least this part of the cost, 1 / WORTH.
+// More splits must save at least 1 / WORTH of the cost.
 constexpr int64_t WORTH = 50;
 // Cost of a block's partial sums, in steps of queries: it writes them, and another launch reads
 // them. LAUNCH_STEPS is the cost of that launch.

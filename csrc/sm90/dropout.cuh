@@ -82,7 +82,7 @@ struct StepKeys {
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) first[part] = uniform(steps.key(j, part * MASK_TILE));
   }
-  // The key of a row of the step.
+  // Returns the key of a row of the step.
   __device__ __forceinline__ int operator[](int row) const {
     const int part = PARTS == 1 ? 0 : row / MASK_TILE;
     return first[part] + row - part * MASK_TILE;

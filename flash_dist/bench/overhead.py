@@ -1,4 +1,4 @@
-"""Time the CPU cost of calls that give the GPU little work: ours and SDPA's FLASH, alternating.
+"""Time the CPU cost of calls that give the GPU little work, alternately ours and SDPA's FLASH.
 
 A loop is many calls of one kind in a row, then a wait for the GPU. Loops of ours and of SDPA
 alternate in one process. SDPA gets contiguous tensors in its own layout and no mask, which FLASH

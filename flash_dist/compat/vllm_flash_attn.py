@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _VERSIONS: Final = (2, 3, 4)
-# Arguments that some versions have, and why only a value without effect is accepted for each.
+# Arguments of some versions that are refused unless they change nothing, and the reason.
 _REFUSED: Final = {
     "aux_tensor_leading_dims": "kernels are compiled before a function of scores is known",
     "aux_tensors": "kernels are compiled before a function of scores is known",

@@ -1,4 +1,4 @@
-"""Masks that are added to scores: one rule for all integrations."""
+"""Reads masks that are added to scores, by one rule for all integrations."""
 
 from __future__ import annotations
 

@@ -298,7 +298,8 @@ class DkdvHalvesConsumer {
                           column0() + i * Config::SLICE);
     }
   }
-  // Writes this warpgroup's rows: rounded, through its rows of K or V, or as partial sums.
+  // Writes this warpgroup's rows of the sum: either as partial sums, or rounded, through its rows
+  // of K or V in shared memory.
   __device__ __forceinline__ void store(SumSlice (&sums)[SUM_SLICES]) const {
 #pragma unroll
     for (int i = 0; i < SUM_SLICES; ++i) sums[i].scale(scale());

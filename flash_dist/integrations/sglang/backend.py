@@ -48,7 +48,8 @@ class FlashDistBackend(AttentionBackend):
         check_runner(model_runner)
         self.page_size: int = model_runner.page_size
         self.token_to_kv_pool = model_runner.token_to_kv_pool
-        # [requests, pages]: the first slot of a page is that of its first token
+        # [requests, pages]: the first slot of each page, which belongs to the first token of the
+        # page
         self._slots: Tensor = model_runner.req_to_token_pool.req_to_token[:, :: self.page_size]
         self._longest: int = model_runner.model_config.context_len
 

@@ -87,8 +87,8 @@ inline int __float_as_int(float x) {
 """,
 }
 
-# Prints a line of 0 and 1 for each query of a tile: those of S and S^T, of the A operand of S, and
-# of both on Hopper.
+# Prints which weights of several tiles are dropped, a line of 0 and 1 for each query. Tiles of S
+# and S^T come first, then an A operand of S, then the operand of S and a tile of S^T on Hopper.
 PROGRAM: Final = """
 #include <algorithm>
 #include <cstdio>

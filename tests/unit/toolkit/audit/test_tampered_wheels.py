@@ -442,7 +442,7 @@ def test_no_metadata_of_a_wheel_gives_a_traceback(name: str, tmp_path: Path) -> 
 
 
 def write_verified(files: Files, folder: Path) -> None:
-    """Verify a wheel of these files, with any result."""
+    """Write a wheel of these files and verify it; any result is accepted."""
     members = [Packed(name, data) for name, data in files.items()]
     if RECORD not in files:
         members.append(Packed(RECORD, make_record(files)))

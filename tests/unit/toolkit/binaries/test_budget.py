@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.binaries.budget import Work
 
 MIB = 1 << 20
-# The largest counts seen in one file, and the size of that file. Files: torch 2.11 and 2.7, NCCL
-# 2.27 and 2.30, cuBLASLt 13, cuDNN 9 (libraries), and torch's wheels.
+# The largest counts seen in one file, and the size of that file. The files are torch 2.11 and
+# 2.7, NCCL 2.27 and 2.30, cuBLASLt 13, cuDNN 9 (libraries), and torch's wheels.
 SEEN: dict[Work, tuple[int, int]] = {
     "bytes": (7_000 * MIB, 420 * MIB),
     "searched": (1_600 * MIB, 420 * MIB),

@@ -282,7 +282,7 @@ def test_no_session_beside_a_machines_torch_is_made_by_uv_which_would_not_see_it
 
 
 class Environment:
-    """A session in an existing virtual environment, which records its installations."""
+    """A session in an existing virtual environment; it records what it installs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -52,7 +52,7 @@ def wrapper(pointer: int, version: int = 1) -> bytes:
 
 
 def read(folder: Path, *parts: Part) -> FatbinReport:
-    """Load the file at an address; `@` in a struct stands for a part's address."""
+    """Write a library of these parts, which are loaded from address BASE on, and read it."""
     segment = Part(".head", struct.pack("<IIQQQQQQ", 1, 6, 0, BASE, BASE, 1 << 20, 1 << 20, 4096))
     path = folder / "lib.so"
     path.write_bytes(elf([segment, *parts], segments=1))
