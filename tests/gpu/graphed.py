@@ -60,7 +60,7 @@ class Layer(torch.nn.Module):
         self.attention = attention
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [1, seqlen, 128]."""
+        """Return the output of attention, [1, seqlen, 128]."""
         q, k, v = self.project(x).unflatten(-1, (3, 2, 64)).unbind(-3)
         return self.attention(q, k, v).flatten(-2)
 

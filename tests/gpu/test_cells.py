@@ -102,7 +102,7 @@ def test_cells_of_any_size_have_the_same_bits(head_dim: int, half: torch.dtype) 
 
 
 def test_distances_of_alibi_are_those_of_the_whole_sequence(half: torch.dtype) -> None:
-    """A limit that would split queries changes neither dk nor dv."""
+    """Compare dk and dv with those of a workspace so small that queries would be split."""
     problem = CASES["causal"].make(128, half)
     slopes = torch.tensor([0.5, 0.1, 0.02, 0.004], device=problem.q.device)
     with workspace(ROOMY):

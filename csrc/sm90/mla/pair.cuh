@@ -293,7 +293,7 @@ class PairConsumer : LatentConsumerBase<Config> {
     wgmma_commit();
   }
 
-  // Returns the address of the block's columns of the values of the own tile.
+  // Returns the address of the values in the own tile, in this block's columns.
   __device__ __forceinline__ uint32_t own_values() const {
     return shared_address(smem_.own[number_ % Config::OWN_TILES]);
   }

@@ -46,7 +46,7 @@ def test_dtypes_with_the_same_kernels_share_a_row() -> None:
 
 
 def test_a_gpu_that_has_more_sizes_gets_a_column_that_says_them() -> None:
-    """A compiled size that only fits on data-centre GPUs."""
+    """The test adds a compiled size that only fits on data-centre GPUs."""
     large = Row((640, 640), 227, (("warps", 8),))
     forward = TABLE.families[0]
     families = (replace(forward, rows=(*forward.rows, large)), *TABLE.families[1:])

@@ -688,7 +688,7 @@ def write_large(path: Path, images: int, payload: int) -> None:
 
 
 def test_headers_of_a_large_library_take_a_moment(tmp_path: Path) -> None:
-    """3000 images of 160 KiB: about the size of the largest known library."""
+    """3000 images of 160 KiB have about the size of the largest known library."""
     path = tmp_path / "large.so"
     write_large(path, 3000, 160 << 10)
     start = time.process_time()

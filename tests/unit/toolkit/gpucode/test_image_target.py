@@ -101,7 +101,7 @@ def test_an_opened_image_is_for_what_it_says_itself(tmp_path: Path, codec: str) 
 def test_a_header_that_copies_what_its_cubin_says_tells_it_unopened(
     tmp_path: Path, identifier: bytes
 ) -> None:
-    """nvcc 13.5 does this for kernels of CUDA Tile: sm_120 in the header, sm_120a in the cubin."""
+    """For kernels of CUDA Tile, nvcc 13.5 writes sm_120 to the header and sm_120a to the cubin."""
     images = (
         entry(SASS, 120, make(120), compat=FOR_ONE_CHIP, identifier=identifier),
         entry(SASS, 100, make(100), suffix="f", compat=FOR_ONE_CHIP),

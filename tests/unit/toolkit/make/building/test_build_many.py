@@ -91,7 +91,7 @@ def test_a_disk_that_is_full_costs_one_set_as_well() -> None:
 
 
 def test_a_list_that_fails_is_tried_again_as_a_list() -> None:
-    """`nox -s build_wheels -- sm86.sm90a` would name a missing set."""
+    """A list from the environment is no published set that `nox -s build_wheels` could name."""
     environ = {"TORCH_CUDA_ARCH_LIST": "8.6 9.0a"}
     choice = choose_sets([], environ, load_archsets(ARCHSETS))
     told = str(Builds((), (FailedSet(choice.sets[0], "no compiler", 1.0),)))
@@ -115,7 +115,7 @@ def test_all_built_is_exit_0(
 def test_a_target_that_was_compiled_for_an_earlier_set_costs_nothing_more(
     done: int, left: str
 ) -> None:
-    """Sets of 2, 3 and 1 parts; 10 minutes have passed."""
+    """The sets have 2, 3 and 1 parts, and 10 minutes have passed."""
     assert estimate_left(SETS, done, 600) == left
 
 

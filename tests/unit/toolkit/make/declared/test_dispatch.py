@@ -155,7 +155,7 @@ def test_a_table_that_no_kernel_comes_of_is_refused(text: str, said: str, tmp_pa
 
 
 def test_every_value_of_a_table_is_judged(tmp_path: Path) -> None:
-    """Any replacement of a value gives a sentence."""
+    """A value of any other kind is accepted or refused with a sentence; nothing else is raised."""
     odd: list[object] = [None, True, 0, -1, 1.5, "x", "", [], [3], {}, {"a": 1}]
     data = tomllib.loads(TABLE)
     path = write(tmp_path / "csrc/kernels.toml")

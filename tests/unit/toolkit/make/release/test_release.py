@@ -136,7 +136,7 @@ def test_two_wheels_of_one_set_are_refused(tmp_path: Path) -> None:
 
 
 def test_every_wheel_of_a_folder_is_reported(tmp_path: Path) -> None:
-    """Natively tagged wheels, one sentence each."""
+    """Each wheel has the tag of a native build, and is refused in a sentence of its own."""
     said = problems(write_dist(tmp_path), *published_sets())
     assert len(said) == len(published_sets())
 

@@ -35,7 +35,8 @@ def test_records_cover_every_toolkit_and_both_kinds_of_code() -> None:
     assert "" in drivers  # SASS
     assert drivers - {""}  # PTX that a driver compiled
     counts = {len(print_.digests) for one in references for print_ in one.fingerprints}
-    # 2: decoding, without gradients; 3: with max_logit; 6, 7: with sinks and bias
+    # A case has 5 results, or 2 for decoding, 3 with max_logit, and 6 or 7 with gradients of
+    # sinks and bias.
     assert counts == {2, 3, 5, 6, 7}
 
 
