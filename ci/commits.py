@@ -20,7 +20,8 @@ from flash_dist.toolkit.make.project import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Commits after this one are checked. If a bad subject was pushed, move BASE past it.
+# The check starts after this commit. After a push of a commit with a bad subject, set BASE to that
+# commit.
 BASE: Final = "783aee84cf37d8489e3569cdc2ac5b21111020b7"
 LONGEST: Final = 72
 EXAMPLE: Final = "docs: put the pip line first"
@@ -32,7 +33,8 @@ _VERBS: Final = (
     *("add", "allow", "change", "check", "drop", "fix", "improve"),
     *("make", "move", "remove", "rename", "replace", "update", "use"),
 )
-# Other forms of the verbs: adds, added, adding, dropped, used. Wrong ones (`droped`) do no harm.
+# Other forms of the verbs: adds, added, adding, dropped, used. Forms that no verb has (`droped`) do
+# no harm.
 _IMPERATIVE_OF: Final = {"made": "make"} | {
     f"{stem}{ending}": verb
     for verb in _VERBS
@@ -46,7 +48,7 @@ class NotCheckedError(FlashDistError):
 
 
 def find_problem(subject: str) -> str | None:
-    """Return the problem of a subject, or None."""
+    """Return a sentence about what is wrong with a subject; None if the subject is good."""
     if _WRITTEN_BY_GIT.match(subject):
         return None
     if len(subject) > LONGEST:
@@ -63,7 +65,7 @@ def find_problem(subject: str) -> str | None:
 
 
 def check_message(path: Path) -> Iterator[str]:
-    """Yield the problem of a commit message in a file, if any; allow `fixup!` and the like."""
+    """Yield what is wrong with the message in a file; accept subjects such as `fixup! ...`."""
     with path.open("rb") as file:
         done = subprocess.run(
             ["git", "stripspace", "--strip-comments"], stdin=file, capture_output=True, check=True

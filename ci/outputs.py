@@ -1,7 +1,7 @@
 """Outputs of our commands in the texts: run here, kept in docs/outputs, put into the Markdown.
 
     python -m ci.outputs tree wheel foreign --foreign FOLDER    commands without a GPU
-    python -m ci.outputs gpu --python .venv/bin/python          the others, from an installed wheel
+    python -m ci.outputs gpu --python .venv/bin/python          commands with a GPU, of a wheel
 
 Each file of docs/outputs names its origin in its first line; the rest is copied into a text. `nox
 -s outputs` and `nox -s gpu_outputs` prepare the environments. An output that needs a GPU may be
@@ -79,7 +79,7 @@ class Output:
         return folder / f"{self.name}.txt"
 
     def mark(self, folder: Path = RECORDS) -> None:
-        """Note in the first line which numbers differ from this tree."""
+        """Write into the record's first line which of its numbers differ from this tree."""
         place, _, text = self.path(folder).read_text(encoding="utf-8").partition("\n")
         changes = ", ".join(find_changes(text))
         place = place.partition(STALE)[0] + (f"{STALE}{changes}" if changes else "")

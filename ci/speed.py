@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
 PAGES: Final = (ROOT / "docs" / "speed.md", ROOT / "benchmarks" / "README.md")
-LENGTHS: Final = tuple(kilo * 1024 for kilo in (16, 64, 128, 256))  # in the set `list_long`
+LENGTHS: Final = tuple(kilo * 1024 for kilo in (16, 64, 128, 256))  # in the table of `list_long`
 PEERS: Final = {
     "x FLASH": "sdpa-flash",
     "x FLASH, deterministic": "sdpa-flash-deterministic",
@@ -56,9 +56,10 @@ def write_ratios(rows: Iterable[Row], peer: str, pass_: str) -> str:
 
 
 def compare_pass(pass_: str) -> str:
-    """Compare one pass of the set `paper`. A row of the table has three lengths.
+    """Compare our rates with the peers' in one pass of the set `paper`; a row has three lengths.
 
-    FLASH also has a faster mode that is not deterministic. Another table has the mean of that mode.
+    The table of the backward omits the faster mode of FLASH that is not deterministic. The table of
+    means has that mode.
     """
     left_out = "sdpa-flash" if pass_ == "backward" else "sdpa-flash-deterministic"
     peers = {title: peer for title, peer in PEERS.items() if peer != left_out}
@@ -112,7 +113,7 @@ def _mean(rows: Sequence[Row], peer: str, pass_: str) -> str:
 
 
 def compare_blocks() -> str:
-    """Compare block-causal masks with the fastest peer."""
+    """Compare our times for block-causal masks with the times of the fastest peer."""
     lines = [
         [write_size(row), *(_beside_best(row, pass_) for pass_ in ("forward", "backward"))]
         for row in load("seed-fused")
@@ -139,7 +140,7 @@ def write_heads(row: Row) -> str:
 
 
 def compare_calls() -> str:
-    """Compare the microseconds of small calls."""
+    """Compare the microseconds that small calls need here and in SDPA."""
     report = read_run(RESULTS / "h200-overhead.json")
     assert isinstance(report, CallReport)  # noqa: S101 - the file of this benchmark
     calls = {call.name: call for call in report.calls if call.shape == SHAPES[0]}

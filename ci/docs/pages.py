@@ -199,7 +199,7 @@ CONTINUE: Final = """\
 
 
 def write_findings() -> Iterator[str]:
-    """List every id under its topic."""
+    """List the ids of all findings, grouped by topic."""
     yield INTRODUCTION
     yield "```{toctree}\n:hidden:"
     yield from (name_page(subject) for subject, _ in SUBJECTS)

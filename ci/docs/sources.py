@@ -166,7 +166,7 @@ def _lead_to_first_page(folder: Path, readme: Path, link: re.Match[str]) -> str:
 
 
 def find_linked(source: Path) -> Iterator[Path]:
-    """Yield the other files that the texts link to, such as code."""
+    """Yield the files that the texts link to but `collect` did not copy, such as code."""
     for text in sorted(source.rglob("*.md")):
         for link in _LINK.findall(text.read_text(encoding="utf-8")):
             place = (text.parent / unquote(link.partition("#")[0])).resolve()

@@ -1,7 +1,8 @@
 """Compile the two libraries for a dry run: g++, the headers of torch, no CUDA.
 
-The build compiles the host code and the binding of csrc/ and of the toolkit. Of each kernel it
-compiles only the entry: the sizes of the tile, and the refused arguments. Launches do nothing.
+The build compiles the host code and the binding of csrc/ and of the toolkit. It does not compile
+kernels, but one entry for each kernel, with the sizes of its tile and the check of its arguments.
+Launches do nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.targets.archs import Arch
 
 FLAGS: Final = ("-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-w", "-fpermissive")
-# CPU tensors pass as GPU tensors: their device type gets the CPU's number.
+# CPU tensors pass as GPU tensors: the number of the GPU's device type is replaced by the CPU's.
 AS_ON_GPU: Final = (
     "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
     "-Daoti_torch_create_device_guard=dry_run_create_device_guard",

@@ -1,9 +1,9 @@
 """Install a wheel on a bare Debian with pip, uv and conda, and ask its doctor: `nox -s root_test`.
 
 mmdebstrap makes a Debian root with its own glibc and Python, and nothing from this machine. All
-packages come from a local index on this machine, with the wheel under its plain version. The test
-deletes everything at its end. `toolkit/make/container/smoke_test.py` tests the oldest glibc, in a
-container.
+packages come from a local index on this machine, in which the wheel has its version without a
+label. The test deletes everything at its end. `toolkit/make/container/smoke_test.py` tests the
+oldest glibc, in a container.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ def check_machine() -> None:
 
 
 def list_small(one: Artefact) -> list[str]:
-    """Return the requirements of a wheel without torch."""
+    """Return the requirements of a wheel, except torch and optional ones."""
     needed = (req for req in one.metadata.requirements if req.name != "torch")
     return [str(req) for req in needed if "extra" not in str(req.marker)]
 
 
 def write_pypi(folder: Path, one: Artefact, torch: str, python: str) -> None:
-    """Write a local index with the plain wheel, all its dependencies for one Python, and uv."""
+    """Write a local index: the wheel without a label, its dependencies for one Python, and uv."""
     write_files(folder, {name_plain(one): make_plain(one)})
     wheel, listed = folder / PROJECT / name_plain(one), folder / "requirements.txt"
     wanted = [str(wheel), f"torch=={torch}.*"] if torch else list_small(one)

@@ -63,7 +63,7 @@ def make_next(one: Artefact, folder: Path) -> Artefact:
 
 
 def next_version(version: Version) -> Version:
-    """Return 0.2.0+cu130.all after 0.1.0+cu130.all."""
+    """Return the next minor version: 0.2.0+cu130.all for 0.1.0+cu130.all."""
     numbers = f"{version.major}.{version.minor + 1}.0"
     return Version(f"{numbers}+{version.local}" if version.local else numbers)
 
@@ -134,7 +134,7 @@ class ClientTests:
         return Environment(self.client, folder, f"{self.url}{DEFAULT}/", cache)
 
     def try_default(self) -> str:
-        """Install without a version, and expect the set that the table of picks names."""
+        """Install without a version; expect the set that archsets.json names for this client."""
         environment = self._fresh()
         environment.install("flash-dist")
         return environment.require(self.by_set[self.pick].version)
@@ -263,7 +263,7 @@ class ClientTests:
         return names[next(folder.glob("*.dist-info")).name]
 
     def _try_refused(self, machine: str, driver: str, said: dict[str, Any]) -> str:
-        """If select names no set, require that doctor refuses every set."""
+        """Check that doctor refuses every set that select refused; used if select names no set."""
         for candidate in said["candidates"]:
             one, environment = self.by_set[candidate["name"]], self._fresh()
             environment.install(f"flash_dist=={one.version}", index=f"{self.url}{one.set_name}/")

@@ -125,7 +125,7 @@ def find_strangers(folder: Path) -> list[str]:
         raise InstallError(message)
     site = infos[0].parent
     listed = Distribution.at(infos[0]).files or ()
-    recorded = {os.path.normpath(site / file) for file in listed}  # a script is `../../../bin/x`
+    recorded = {os.path.normpath(site / file) for file in listed}  # scripts: `../../../bin/x`
     found = (str(path) for path in find_files(folder))
     return [os.path.relpath(path, site) for path in found if path not in recorded]
 

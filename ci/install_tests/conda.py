@@ -179,7 +179,7 @@ class CondaTests:
         return " -> ".join(passed)
 
     def _expect(self, gpu: str, cuda: str) -> Artefact | None:
-        """Return the expected set: the pick, if its package fits."""
+        """Return the wheel that the solver should choose; None if no wheel fits the machine."""
         fitting = [
             one
             for one in self.members
@@ -191,7 +191,7 @@ class CondaTests:
         return next(iter((*picks, *fitting)), None)
 
     def _every_gpu(self) -> str:
-        """Return the GPUs that any set here serves, for a client without __cuda_arch."""
+        """Return the GPUs that any set here serves; a client without __cuda_arch gets this list."""
         served = {arch for one in self.members for arch in one.embedded}
         return ",".join(gpu for gpu in GPUS if is_served(served, Device.parse(gpu)))
 
@@ -240,7 +240,7 @@ class CondaTests:
         raise InstallError(message)
 
     def _require_served(self, prefix: Path, gpus: str, cuda: str) -> str:
-        """Ask the installed doctor, which reads the library's code without running it."""
+        """Ask the installed doctor about some GPUs; return how the installed code serves them."""
         driver = str(first_driver(parse_version(cuda)))
         words = ["--gpu", gpus, "--driver", driver, "--only", "build,driver,gpu"]
         checks = _ask_doctor(prefix, *words)

@@ -41,7 +41,7 @@ class Result:
 
 
 def attempt(client: str, what: str, action: Callable[[], str]) -> Result:
-    """Run one test, which returns a detail or raises."""
+    """Run one test, a function that returns a detail or raises an error."""
     try:
         return Result(client, what, "ok", action())
     except NotRunError as error:
