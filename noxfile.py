@@ -115,7 +115,7 @@ def build_cost(session: nox.Session) -> None:
 
 @session_of
 def unit_tests(session: nox.Session) -> None:
-    """Run the fast unit tests; no GPU. `-- --slow`: those over a second; `-- --all`: both.
+    """Run the fast unit tests, without a GPU. `-- --slow`: the slow tests; `-- --all`: all.
 
     All other arguments go to pytest.
     """
@@ -189,7 +189,7 @@ def _copy_toolkit(session: nox.Session) -> Path:
 
 @session_of(requires=["small_wheel"])
 def integrations(session: nox.Session) -> None:
-    """Compare tiny models with their own attention, on the CPU: `-- TRANSFORMERS_VERSION ...`.
+    """Compare our attention with that of tiny models, on the CPU: `-- TRANSFORMERS_VERSION ...`.
 
     Tests five versions by default, and loads the output of `nox -s hub` with Hugging Face's
     `kernels`. `-- transformers-VERSION.tar.gz` (a source distribution) runs the equivalence tests
@@ -216,7 +216,7 @@ def integrations(session: nox.Session) -> None:
 
 
 def _test_integrations(session: nox.Session, *paths: str, **env: str) -> None:
-    options = ["--override-ini=pythonpath=", "--override-ini=filterwarnings="]  # others may warn
+    options = ["--override-ini=pythonpath=", "--override-ini=filterwarnings="]  # packages may warn
     command = ["python", "-m", "pytest", *options, *(paths or ["tests/integrations"])]
     session.run(*command, env=env)
 
@@ -294,7 +294,7 @@ def gpu_fuzz(session: nox.Session) -> None:
 
 
 def _install_beside_tests(session: nox.Session) -> list[str]:
-    """Install the first wheel named, and change to a copy of the tests without the sources.
+    """Install the wheel in the arguments, and change to a copy of the tests without the sources.
 
     Returns:
         The other arguments of the session.
@@ -396,7 +396,8 @@ def repro(session: nox.Session) -> None:
     """Make a release of some sets twice and compare the bytes: `-- [--native] SET ...`.
 
     Compares wheels, sources, conda channel, index and manifest, built in containers if podman or
-    docker answers. Natively the first is compiled anew, and the second may come from ccache.
+    docker answers. Without containers, the first build compiles anew, and the second may use
+    ccache.
     """
     install(session, "runtime")
     session.env["CIBW_TEST_SKIP"] = "*"  # comparing bytes needs no tests of the wheels
@@ -418,7 +419,7 @@ def repro(session: nox.Session) -> None:
     try:
         session.run("python", "-m", "flash_dist.toolkit.make.wheels.repro", *dists)
     except nox.command.CommandFailed:
-        install(session, "backend")  # setuptools; diffoscope has no wheel
+        install(session, "backend")  # diffoscope has no wheel, and needs setuptools
         session.install("--no-build-isolation", *words_of(session, "diffoscope"))
         session.run("diffoscope", "--exclude-directory-metadata=yes", *dists)
         raise
