@@ -165,7 +165,7 @@ def _is_axis(one: object) -> bool:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a text.
+    """Parse a text in TOML.
 
     Raises:
         ValueError: The text is not TOML.
@@ -180,7 +180,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a file. Return an empty table if it is absent or unreadable."""
+    """Read a TOML file. Return an empty table if it is absent or unreadable."""
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
     except (ImportError, OSError, ValueError, RecursionError):

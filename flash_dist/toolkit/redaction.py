@@ -19,8 +19,8 @@ COMMON_HOSTS: Final = frozenset({*COMMON_USERS, "localhost", "localdomain", "bui
 
 _HOMES: Final = re.compile(r"(/home/|/Users/|[A-Za-z]:\\Users\\)(?!<)[^/\\\s:'\"`,;)]+")
 # Anything that may be a password counts as one. A password may contain characters that its author
-# forgot to encode: quotes and slashes. A port after `:` is no password. Each match begins after
-# `://` and happens once.
+# forgot to encode: quotes and slashes. A port after `:` is no password. The pattern is matched once
+# after each `://`.
 _LOGIN: Final = re.compile(r"[^/]*@|(?!\[)[^/:]*:(?!\d{1,5}(?:[/?#'\"`]|$)).*@")
 _QUERY: Final = re.compile(r"([^?#]*)[?#](?:.*[^'\"`])?")
 _BARE_LOGIN: Final = re.compile(r"(?<![^\s'\"`(=/\\])[^\s:/@'\"`(=\\]+:[^\s/@]+@(?=[\w[])")

@@ -5,7 +5,7 @@ kernels without code for this target. A fatbin without kernels lacks nothing. De
 one fatbin; the PTX for it is in the objects that were linked. Some libraries choose fatbins
 themselves. Then several fatbins count as one: fatbins that nothing registers, and fatbins of one
 target each whose kernel names differ only in the target. A kernel whose compiled name holds its
-target twice is meant for that target alone: `fwd_sm90` for sm_90a.
+target twice is meant for that target alone: `fwd_sm90_bf16_sm90a`.
 """
 
 from __future__ import annotations

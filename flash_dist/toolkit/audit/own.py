@@ -253,7 +253,7 @@ def _linkage_problems(contents: WheelContents) -> Iterator[str]:
             yield f"`{name}` searches {list(dynamic.search_path)}, expected {list(path)}"
         exports = dynamic.exports
         strangers = [one for one in exports if not one.startswith(f"{manifest.product}_")]
-        if strangers or not (exports or file == BINDING):  # BINDING needs none
+        if strangers or not (exports or file == BINDING):  # the binding needs no exports
             yield f"`{name}` exports {strangers or 'nothing'}, expected {manifest.product}_* only"
 
 

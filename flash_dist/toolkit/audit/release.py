@@ -1,4 +1,4 @@
-"""Compares a release with requirements: a wheel of this package, or files of others."""
+"""Compares a release with requirements: a wheel of this package, or files of any other package."""
 
 from __future__ import annotations
 

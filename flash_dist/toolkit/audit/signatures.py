@@ -1,4 +1,4 @@
-"""Verifies what the signatures of a release prove: its manifest, and where each file comes from.
+"""Verifies the signatures of a release, which prove the manifest and the origin of each file.
 
 `manifest.dsse.json` is beside `manifest.json`, `X.intoto.dsse.json` beside the statement of X: DSSE
 envelopes. The signed bytes in an envelope must equal the file beside the envelope. Fails closed.
@@ -251,7 +251,7 @@ def read_release(
 
 
 def _read_statement(data: Any, subject: Mapping[str, Any]) -> str:  # noqa: ANN401 - any JSON
-    """Return the commit of a statement that is about this file alone."""
+    """Check that a statement is about this file alone, and return the commit that it names."""
     told = (data["predicateType"], data["subject"])
     if told != (PREDICATE_TYPE, [subject]):
         message = f"it is of the kind {told[0]} and about {told[1]}"

@@ -71,7 +71,7 @@ def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Memb
 
 
 def _read_header(file: IO[bytes], place: int, end: int) -> tuple[bytes, int]:
-    """Return name and size as in the header, and leave the file at the data."""
+    """Return the name and size in a member's header, and leave the file position at the data."""
     file.seek(place)
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:

@@ -42,8 +42,8 @@ _MEMBERS: Final = f"members (a library counts as {LIBRARY_COST})"
 LIMITS: Final[dict[Work, Limit]] = {
     # Largest values measured: 16 times the file's size, and 6 GB with the members of a wheel.
     "bytes": Limit("bytes to unpack", 64 << 20, 64, 64 << 30),
-    # Holes in a file do not count. Largest value measured: 6 GB, as above. PTX that is slow to
-    # search counts more, see cubin.py.
+    # Holes in a file do not count. Largest value measured: 6 GB, with the members of a wheel. PTX
+    # that is slow to search counts more, see cubin.py.
     "searched": Limit("bytes to search", 64 << 20, 64, 32 << 30),
     "members": Limit(_MEMBERS, 50_000, 1 / 256, 1_000_000),  # measured: 12 500 in 600 MB
     "images": Limit("images of GPU code", 5_000, 1 / 64, 50_000),  # measured: 18 000 in cuFFT

@@ -65,7 +65,7 @@ class AddressMap:
     """Maps addresses of the loaded library to offsets in the file."""
 
     def __init__(self, parts: Iterable[tuple[int, int, int]]) -> None:
-        """Take (address, offset in the file, bytes) of each part."""
+        """Store the address, the file offset and the number of bytes of each part."""
         self.parts = sorted(parts)
         self._starts = [start for start, _, _ in self.parts]
         self._places = sorted((place, size, start) for start, place, size in self.parts)
@@ -180,7 +180,7 @@ class Segments:
         return start, min(start + size, len(self.data))
 
     def _read_segments(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (type, address, offset, bytes in the file)."""
+        """Yield the (type, address, offset, bytes in the file) of each segment."""
         header = self.unpack(_HEADER, _IDENTITY)
         offset, size, count = header[4], header[8], header[9]
         if count and (size != _SEGMENT.size or offset + count * size > len(self.data)):

@@ -215,7 +215,7 @@ class _HashTable:
             raise FatbinError(message)
 
     def candidates(self, name: str) -> Iterator[int]:
-        """Yield the symbols with the hash value of a name."""
+        """Yield the indices of the symbols whose GNU hash equals that of a name."""
         value = hash_name(name.encode())
         place = self._filter_at + _U64.size * (value // 64 % self._words)
         word = self._image.unpack(_U64, place)[0]

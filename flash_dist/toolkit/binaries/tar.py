@@ -83,7 +83,7 @@ def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Memb
 def _make_member(
     fields: tuple[bytes, ...], size: int, name: str, pax: dict[str, str], stream: _Stream
 ) -> Member:
-    """Join a header with the extended headers before it."""
+    """Make a member from a header and the extended headers before it."""
     if fields[_KIND] == _GNU_SPARSE or any(key.startswith("GNU.sparse.") for key in pax):
         message = "the tar archive holds a sparse file, which is not supported"
         raise FatbinError(message)

@@ -133,7 +133,7 @@ class _Handle:
         self._file.close()
 
     def find_data(self, place: int) -> int:
-        """Return the first offset from a start that is not in a hole, or the file's end.
+        """Return the first offset at or after `place` that is not in a hole, or the file's end.
 
         NOTE: the file's position is shared with the caller that opened the file, so this method
         restores it.

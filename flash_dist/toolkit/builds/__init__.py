@@ -1,1 +1,1 @@
-"""Describes our builds: what they declare, hold and ship with."""
+"""Describes our builds: manifests, contents of wheels and conda packages, files of releases."""

@@ -1,12 +1,12 @@
 """Accounts for every byte of an archive: gaps between members, contradictions, foreign headers.
 
-An installer reads the list at the end of a zip archive; others read the header before each member,
-or search for one. If these differ, or bytes belong to no member, two programs see different files.
-Our builds never write such archives. Source: PKWARE, "APPNOTE.TXT".
+An installer reads the list at the end of a zip archive; other programs read the header before each
+member, or search for such a header. If list and headers differ, or bytes belong to no member, two
+programs see different files. Our builds never write such archives. Source: PKWARE, "APPNOTE.TXT".
 
 This module also checks the tar headers that extraction programs act on but our own reader ignores:
-links, devices and permissions. The reference is the output of rattler-build: POSIX headers, with
-GNU's or pax's for a long name.
+links, devices and permissions. The reference is the output of rattler-build: POSIX headers, and GNU
+or pax headers for long names.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _HINT: Final = hint_to_build("`nox -s conda` makes packages of our wheels", DAMA
 
 @dataclass(frozen=True)
 class PackedFile:
-    """One file, as listed or as found."""
+    """The hash and size of one file, as paths.json lists it or as the archive holds it."""
 
     sha256: str
     size: int
@@ -131,7 +131,7 @@ def _members(opened: Wheel, kind: str) -> Iterator[Iterator[tar.Member]]:
 
 
 def _read_info(opened: Wheel) -> dict[str, bytes]:
-    """Read the package's description of itself, all of it small."""
+    """Read the files in `info/`, which describe the package; reject large files."""
     info: dict[str, bytes] = {}
     with _members(opened, "info") as members:
         for member in members:

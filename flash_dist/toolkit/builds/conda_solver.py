@@ -44,7 +44,7 @@ _GRID: Final = tuple(Device(*divmod(number, 10)) for number in range(FLOOR.numbe
 
 
 def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
-    """Return the machine and the oldest glibc of a wheel's tags.
+    """Return the machine and the oldest glibc that the tags of a wheel name.
 
     Raises:
         AuditError: The tags differ from those of our wheels.
@@ -105,8 +105,8 @@ def constrain_gpus(archs: Iterable[Arch]) -> str:
 def oldest_cuda(manifest: Manifest) -> str:
     """Return the CUDA version of the oldest driver that loads the code: `13.0`.
 
-    The version is the one that SASS needs. PTX of a later minor needs a newer driver. No constraint
-    of conda can say which GPUs run PTX; doctor does.
+    The version is the one that SASS needs. PTX of a later minor version needs a newer driver. conda
+    cannot express which GPUs run PTX; doctor checks it.
     """
     origins = {one.origin for one in declare_build(manifest).variants}
     origins = origins or {Origin(manifest.toolkit.cuda)}
@@ -157,7 +157,7 @@ def _is_needed(requirement: Requirement, pythons: SpecifierSet, machine: str) ->
 
 
 def _imagine_python(version: str, machine: str) -> dict[str, str]:
-    """Return the marker values of a Python without extras on Linux."""
+    """Return the values of markers for CPython on Linux, without optional requirements."""
     return {
         "extra": "",
         "implementation_name": "cpython",

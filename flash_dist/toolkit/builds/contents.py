@@ -47,7 +47,7 @@ _MANIFEST = re.compile(rf"([a-z][a-z0-9_]*)/{re.escape(FILE_NAME)}")
 
 
 def find_naming(names: Collection[str]) -> Naming | None:
-    """Return the names in a wheel of this package, or of another that the toolkit built.
+    """Return the member names of a wheel of this package, or of any package built by a toolkit.
 
     Return None for a wheel that no toolkit made, or that has records of two builds.
     """

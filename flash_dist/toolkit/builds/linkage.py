@@ -16,7 +16,7 @@ from ..targets.devices import parse_version, toolkit_compression
 if TYPE_CHECKING:
     from .manifest import Manifest
 
-# Part of every glibc system.
+# Libraries that every glibc system has.
 SYSTEM_LIBRARIES: Final = frozenset({
     "libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1",
     "libstdc++.so.6",
@@ -61,11 +61,11 @@ def expected_linkage(manifest: Manifest) -> Linkage:
 
 
 def has_shared_runtime(cuda: str) -> bool:
-    """Tell if wheels of this toolkit load libcudart from elsewhere."""
+    """Tell if wheels for a CUDA version load libcudart from outside the wheel."""
     return parse_version(cuda)[0] < 13  # noqa: PLR2004 - the first major whose whole runtime is on PyPI
 
 
-# Requirements of every wheel beside torch, as in pyproject.toml.
+# Requirements of every wheel, besides torch, as in pyproject.toml.
 REQUIREMENTS: Final = ("packaging", "rich", "backports.zstd; python_version < '3.14'")
 
 # Optional requirements of a wheel whose project declares them as dynamic. `verify --key` needs
@@ -85,7 +85,7 @@ def requirements_of(manifest: Manifest) -> tuple[str, ...]:
 
 
 def runtime_requirements(cuda: str) -> tuple[str, ...]:
-    """Return the dependencies of this toolkit's wheels beside torch."""
+    """Return the requirements on CUDA packages that wheels for a CUDA version have."""
     if not has_shared_runtime(cuda):
         return ()
     major, minor = parse_version(cuda)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 FILE_NAME: Final = "_build.json"
 
-# The flags of our builds that compress images.
+# Flags of our builds that compress images, each with its codec.
 CODECS: Final = {"--compress-mode=size": "zstd", "-Xfatbin=-compress-all": "lz4"}
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
-        """Read the parsed JSON, and report what is wrong with it."""
+        """Return the manifest in parsed JSON; raise ManifestError if the JSON is malformed."""
         if not isinstance(data, dict):
             message = f"the manifest is not an object but {type(data).__name__}"
             raise ManifestError(message)

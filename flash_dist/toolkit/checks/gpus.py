@@ -186,7 +186,8 @@ def _all_devices(environment: Environment) -> tuple[Device, ...]:
 def describe_gpu(gpu: Gpu) -> str:
     """Name a GPU with its compute capability, memory and multiprocessors.
 
-    MIG and MPS may show fewer multiprocessors than the model has, which changes bits.
+    MIG and MPS may show fewer multiprocessors than the model has, which changes the bits of
+    results.
     """
     parts = [describe_device(gpu.device, gpu.name)]
     if gpu.memory_bytes:

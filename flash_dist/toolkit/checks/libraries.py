@@ -102,7 +102,8 @@ def _examine_machine(environment: Environment) -> Iterator[CheckResult]:
 def read_own(library: Library) -> Installed | None:
     """Return the build that a library is part of, from its kernels' names and its manifest.
 
-    None for the libraries of others: no name tells which of their kernels replace each other.
+    Return None for a library of another package: no name tells which of its kernels replace each
+    other.
     """
     if not (library.fatbin.report.entries or _is_kernels(library.name)):
         return None
@@ -169,7 +170,7 @@ def _check_own(environment: Environment, gpu: Gpu, own: Installed) -> CheckResul
 
 
 def _lament(library: Unread) -> CheckResult:
-    """Report an unreadable library: a failure for the kernel library, a warning for others."""
+    """Report an unreadable library: a failure for our kernel library, a warning for any other."""
     status: Status = "fail" if _is_kernels(library.name) else "warn"
     summary = f"{library.name} cannot be read: {library.reason}"
     return CheckResult(status, summary, entry=ids.LIBRARY_UNREAD, name="library")

@@ -29,7 +29,7 @@ NOT_UNDERSTOOD: Final = "not understood"  # used instead of a target
 
 @dataclass(frozen=True)
 class ContainerVerdict:
-    """The image that a GPU takes from one container; arch is None if nothing fits."""
+    """The image that a GPU loads from one container; arch is None if no image fits."""
 
     how: How
     reason: str
@@ -39,7 +39,7 @@ class ContainerVerdict:
 
 @dataclass(frozen=True)
 class LibraryVerdict:
-    """The images that a GPU takes from a library, one verdict for each container."""
+    """The images that a GPU loads from a library, one verdict for each container."""
 
     situation: Situation
     archs: tuple[Arch, ...]  # the library's targets, oldest first
@@ -50,7 +50,7 @@ class LibraryVerdict:
 
     @property
     def how(self) -> How:
-        """The best way in which any container gets to this GPU; "no" if none does."""
+        """The best way in which a container's code gets to this GPU; "no" if no code does."""
         hows = {one.how for one in self.containers}
         return min(hows, key=PREFERENCE.index, default="no")
 
@@ -66,7 +66,7 @@ class LibraryVerdict:
 
     @property
     def counts(self) -> dict[tuple[How, str], int]:
-        """Number of containers by way to the GPU and target, the best way first."""
+        """Number of containers for each way to the GPU and target; the best way comes first."""
         able = (one for one in self.containers if one.how != "no")
         found = Counter((one.how, str(one.arch or NOT_UNDERSTOOD)) for one in able)
         return dict(sorted(found.items(), key=lambda item: PREFERENCE.index(item[0][0])))
@@ -116,7 +116,7 @@ def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: 
 
 
 def _judge_container(images: Sequence[FatbinEntry], situation: Situation) -> ContainerVerdict:
-    """Take the image that fits best; if none fits, say why the closest one does not."""
+    """Choose the image that fits best; if no image fits, say why the closest one does not."""
     judged = [(entry, _judge_image(entry, situation)) for entry in images if entry.arch]
     best = min(judged, key=lambda pair: pair[1].rank, default=None)
     if best is not None and best[1].how != "no":

@@ -115,7 +115,7 @@ def _part(loading: Loading) -> str:
 
 
 def _compare(result: CheckResult, predicted: Loading) -> CheckResult:
-    """Take the cause of a failure from the prediction; if the two differ, report both."""
+    """Explain a failure by the predicted cause; if result and prediction differ, report both."""
     loads = result.status == "ok"
     if predicted.status == "unknown" or (loads and predicted.status == "ok"):
         return result

@@ -107,7 +107,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audit, print and return the exit code."""
+    """Audit a release, print the result and return the exit code."""
     asked = AuditOptions(**{name: getattr(args, name) for name in OPTIONS})
     options = asked.over(read_options(Path("pyproject.toml")))
     requirements = options.parse()

@@ -89,7 +89,7 @@ def imagine(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine, print each result as it comes, and return the exit code."""
+    """Examine a machine, print each result as it comes, and return the exit code."""
     require_fitting(args)
     record = load_record(args.load) if args.load else None
     if record and not args.json and not args.quiet:
@@ -128,7 +128,7 @@ def choose_checks(args: argparse.Namespace, *, what_if: bool = False) -> CheckCh
 
 
 def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int:
-    """Judge the libraries of others, print each result as it comes, and return the exit code."""
+    """Judge the named libraries, print each result as it comes, and return the exit code."""
     if args.gpu:
         environment = imagine(args, record, Installed())
     elif record:  # loading can only be predicted on this machine

@@ -17,8 +17,8 @@ from .options import add_imagined, add_json, add_runs, add_strict, parse_indices
 if TYPE_CHECKING:
     import argparse
 
-# For each option, the options that have no effect beside it. The first option skips the checks of
-# the others, or runs no kernel.
+# For each option, the options that have no effect together with it. They choose or concern checks
+# that it skips, or kernels that it does not run.
 _SILENT: Final = {
     "package": ("only", "skip", "runs", "save", "load"),
     "wheel": ("only", "skip", "runs", "save"),

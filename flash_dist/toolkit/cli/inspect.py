@@ -137,7 +137,7 @@ def require_extract(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Inspect, print and return the exit code."""
+    """Inspect the named files, print the contents and return the exit code."""
     require_extract(args)
     if args.diff:
         return run_diff(args)
@@ -201,7 +201,7 @@ def read_all(
 
 
 def run_extract(args: argparse.Namespace) -> int:
-    """Write images to files, name them and return the exit code."""
+    """Write images to files, print the names of the files and return the exit code."""
     if args.target is not None or args.json:
         option = "--json" if args.json else f"--target {args.target}"
         message = f"--extract names the target itself and writes files, it takes no {option}"

@@ -91,7 +91,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose, print and return the exit code."""
+    """Choose an arch set, print it with its install commands, and return the exit code."""
     cuda = imagine_cuda(args.gpu, args.driver) if args.gpu else read_cuda()
     driver = args.driver or cuda.driver
     index, offer = _read_offer(args)
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
-    """Return the sets to choose from."""
+    """Return the named index, if any, and the sets to choose from."""
     if args.index is None and args.python:
         message = f"--python is for the wheels of an --index, which is not given, got {args.python}"
         raise UsageError(message, hint="`--index dist/` chooses among the wheels of a folder")

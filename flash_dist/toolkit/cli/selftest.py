@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json and (not tested or is_shown(result, quiet=args.quiet)):
             print_result(console, result)
     if not args.json and tested and not is_shown(results[-1], quiet=args.quiet):
-        print_result(console, results[-1])  # --quiet prints the last line
+        print_result(console, results[-1])  # --quiet prints the last result, too
     code = exit_code(tuple(results), checked_gpu=bool(tested))
     if args.json:
         print(json.dumps(_to_json(tested, results, code), indent=2))

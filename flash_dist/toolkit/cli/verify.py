@@ -97,7 +97,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify, print and return the exit code."""
+    """Verify the files, print the results and return the exit code."""
     try:
         signed = read_signed_release(args)
     except MissingExtraError as error:
@@ -145,7 +145,7 @@ def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: 
 
 
 def _say_once(results: Sequence[CheckResult]) -> Iterator[CheckResult]:
-    """Merge checks that fail for one reason: the first names the others."""
+    """Merge checks that could not read a file for one reason; the first lists the other names."""
     for (_, entry), group in groupby(results, key=lambda one: (one.summary, one.entry)):
         first, *others = group
         if entry is VERIFY_UNREAD and others:

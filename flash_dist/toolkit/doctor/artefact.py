@@ -129,10 +129,10 @@ def _fetch_best(
 
 
 def _choose(index: Index, environment: Environment) -> tuple[IndexedWheel, tuple[str, ...]]:
-    """Choose our own wheel by the GPUs, wheels of others by Python and newest version.
+    """Choose a wheel of this package by the GPUs, else the newest wheel that fits the Python.
 
     Returns:
-        The wheel, and why others could not be chosen.
+        The wheel, and why other wheels could not be chosen.
     """
     python, here = environment.python.partition(" ")[0], not environment.what_if
     own = [wheel for wheel in index.wheels if wheel.project == PROJECT]
@@ -175,7 +175,7 @@ def _list(index: Index, chosen: IndexedWheel) -> Iterator[str]:
 def _save(
     response: Response, place: str, folder: Path, progress: Progress, patience: Patience
 ) -> Path:
-    """Write a file under its own name, which tells its kind."""
+    """Save a downloaded file under its own name, which tells what kind of file it is."""
     path = folder / (last_part(place).replace("\x00", "") or "download")
     try:
         with path.open("wb") as file:

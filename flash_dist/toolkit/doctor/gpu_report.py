@@ -34,7 +34,7 @@ class GpuReport:
     targets: tuple[str, ...]  # what runs there: ("sm_90a",)
     sentence: str  # as in doctor; for a GPU that is not served, the operators' error
     fix: str = ""
-    id: str = ""  # of the cause, stable; empty if there is none
+    id: str = ""  # stable id of the cause; empty if there is none
 
     def __bool__(self) -> bool:
         return self.status in {"ok", "warn"}
@@ -75,9 +75,9 @@ def check(devices: Iterable[int] | None = None) -> Report:
     """Judge the GPUs of this process against the code in the installed build.
 
     Prints nothing, runs no kernel and does not need torch. CUDA is not initialised in this process,
-    so that processes forked later can use CUDA. A separate process asks the driver, once for each
-    setting of the driver's variables; if this process already uses CUDA, this process asks. Reading
-    the kernel library takes a moment, so keep the result.
+    so that processes forked later can use CUDA. A separate process asks the driver for the GPUs,
+    once for each setting of the driver's variables. If this process already uses CUDA, it asks the
+    driver itself. Reading the kernel library takes a moment, so keep the result.
 
     Args:
         devices: GPU numbers, as in torch. None for all that this process sees.

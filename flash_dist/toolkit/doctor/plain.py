@@ -47,7 +47,7 @@ _PATTERNS: Final = {
     "machine": (re.compile(r"\w+"), "a kind of CPU such as `x86_64`"),
 }
 
-_MOST: Final = 1 << 63  # above all our numbers
+_MOST: Final = 1 << 63  # more than any number that we write
 _DEEPEST: Final = 12  # nesting of a check's data for programs
 _SHOWN: Final = 60  # maximum characters of a rejected value in messages
 

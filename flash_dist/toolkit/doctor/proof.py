@@ -1,4 +1,4 @@
-"""Runs the selftest of each GPU, and compares its bits with other GPUs and recorded ones."""
+"""Runs the selftest of each GPU, and compares the bits with other GPUs and recorded bits."""
 
 from __future__ import annotations
 

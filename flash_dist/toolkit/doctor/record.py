@@ -73,7 +73,7 @@ class Record:
         written_by: str,
         recorded: str,
     ) -> Record:
-        """Keep the selftest results; the other results are computed again."""
+        """Make a record with the selftest results; `--load` computes the other results again."""
         proven = tuple(
             result
             for result in results

@@ -84,5 +84,5 @@ _OF_CODES: Final[Mapping[int, Entry]] = {
 
 
 def find_code(number: int) -> Entry:
-    """Return the entry of a CUDA error code; the general entry if no other has it."""
+    """Return the entry of a CUDA error code; the general entry if the code has none of its own."""
     return _OF_CODES.get(number, faults.CUDA_ERROR)

@@ -1,4 +1,4 @@
-"""Ids of `audit`: shortfalls of a release."""
+"""Ids of findings of `audit`: shortfalls of a release."""
 
 from __future__ import annotations
 

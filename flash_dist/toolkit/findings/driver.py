@@ -1,4 +1,4 @@
-"""Ids of the NVIDIA driver and of the variables that change which code it loads."""
+"""Ids of findings about the NVIDIA driver and about variables that change which code it loads."""
 
 from __future__ import annotations
 

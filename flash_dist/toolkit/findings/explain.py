@@ -139,7 +139,7 @@ def _keep_longest(found: Iterator[tuple[Entry, Place]]) -> Iterator[tuple[Entry,
 
 
 def _find_elided(text: Text) -> Iterator[Entry]:
-    """Find the entries whose message a text shortens: enough of its words, and `...`."""
+    """Find the entries whose message a text quotes in part: enough of its words, and `...`."""
     if ELISION not in text.spaced or len(text.spaced) > _LONGEST_ELIDED:
         return
     for entry in FINDINGS.values():

@@ -1,4 +1,4 @@
-"""Ids of one GPU, or of all GPUs, against the code of this build."""
+"""Ids of findings about the code of this build on one GPU, or on all GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of the driver's surroundings: containers, WSL, MIG, hidden GPUs, the JIT's cache."""
+"""Ids of findings about the driver's host: containers, WSL, MIG, hidden GPUs, the JIT's cache."""
 
 from __future__ import annotations
 

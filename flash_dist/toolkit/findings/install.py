@@ -1,4 +1,4 @@
-"""Ids of the installation: system, torch, files, build."""
+"""Ids of findings about the installation: system, torch, files, build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of `doctor --package` and `doctor --wheel`: anybody's libraries."""
+"""Ids of findings of `doctor --package` and `doctor --wheel` about libraries of any package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of loading compiled libraries, ours or anybody's, predicted or tried."""
+"""Ids of findings about loading compiled libraries of any package, predicted or tried."""
 
 from __future__ import annotations
 

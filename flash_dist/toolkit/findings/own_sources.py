@@ -27,7 +27,7 @@ PACKAGE: Final = __name__.partition(".")[0]
 _FEWEST_WORDS: Final = 3
 _OPEN: Final = "\0"  # replaces a variable part
 
-_SKIPPED: Final = {"findings", "make"}  # messages of others; modules in no wheel
+_SKIPPED: Final = {"findings", "make"}  # messages of other programs; modules in no wheel
 _FEWEST: Final = 9  # fewest letters of a sentence without its variable parts
 _SURE: Final = 24  # with so many letters a sentence is found anywhere, not only as a line
 _LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces
@@ -148,7 +148,7 @@ def _read_scope(scope: ast.AST, module: str, name: str) -> Iterator[Sentence]:
 
 
 def _walk(scope: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
-    """Return the nodes of a scope, without nodes inside texts; and the scopes inside it."""
+    """Return two lists: the nodes of a scope, except nodes inside texts, and its inner scopes."""
     nodes: list[ast.AST] = []
     inner: list[ast.AST] = []
     waiting = list(ast.iter_child_nodes(scope))
@@ -171,7 +171,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _join(node: ast.AST) -> str:
-    """Return a text with _OPEN for each variable part; empty for another node."""
+    """Return a text with _OPEN for each variable part; empty if the node is not a text."""
     if isinstance(node, ast.Constant):
         return _FIELD.sub(_OPEN, node.value) if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
@@ -211,7 +211,7 @@ def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:
 def _read_call(
     call: ast.Call, named: dict[str, list[ast.expr]]
 ) -> tuple[dict[str, str], list[ast.expr]]:
-    """Return the error, the hint and the finding that a call names, and its texts."""
+    """Return the error, hint and finding that a call names, and the texts that it passes."""
     hints = [one.value for one in call.keywords if one.arg in _HINTS]
     others = [*call.args, *(one.value for one in call.keywords if one.arg not in _HINTS)]
     names = [getattr(one, "id", getattr(one, "attr", "")) for one in (call.func, *others)]

@@ -1,4 +1,4 @@
-"""Ids of the selftest."""
+"""Ids of findings of the selftest."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ EXIT_NOTHING_CHECKED = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem or remark: a case of an entry, in its own words."""
+    """One problem or remark: a sentence about this case, and the entry that explains it."""
 
     entry: Entry
     summary: str
@@ -45,7 +45,7 @@ class Finding:
 
 
 def label(entry: Entry, sentences: Iterable[str]) -> Iterator[Finding]:
-    """Turn sentences of one kind into findings."""
+    """Make a finding with the same entry from each sentence."""
     return (Finding(entry, sentence) for sentence in sentences)
 
 

@@ -1,4 +1,4 @@
-"""Ids of `verify`: differences between a wheel and the released one."""
+"""Ids of findings of `verify`: differences between a wheel and the released wheel."""
 
 from __future__ import annotations
 

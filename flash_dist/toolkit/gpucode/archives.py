@@ -100,7 +100,7 @@ def read_magic(file: IO[bytes]) -> bytes:
 def read_if_possible(
     name: str, archive: str, opened: Iterable[Library | Unread], *, outermost: bool = False
 ) -> Iterator[Library | Unread]:
-    """Yield an unreadable file as an item among others.
+    """Yield the opened items; if opening fails, yield an `Unread` instead of raising the error.
 
     Raises:
         LimitError: The file is inside another file, which has exceeded its limit.

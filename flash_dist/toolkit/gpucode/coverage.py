@@ -187,7 +187,7 @@ def _judge_beside(body: Body, big: int) -> Verdict:
 
 
 def _judge_alone(body: Body, big: int) -> Verdict:
-    """Judge the only SASS or the only PTX: their counts of instructions cannot be compared."""
+    """Judge a kernel's only SASS or PTX: instruction counts of SASS and PTX are not comparable."""
     if body.instructions <= STUB_MOST and not body.uses_memory:
         complaint = _complaint(body)
         if complaint is not None:

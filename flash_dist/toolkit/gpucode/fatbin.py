@@ -171,7 +171,7 @@ class Fatbin:
 
     @contextmanager
     def _explained(self, entry: FatbinEntry) -> Iterator[None]:
-        """Name the image in an error."""
+        """Name the image in errors that the block raises."""
         try:
             yield
         except FatbinError as error:

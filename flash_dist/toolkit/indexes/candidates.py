@@ -34,7 +34,7 @@ class Offer:
 
 
 def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool = True) -> Offer:
-    """Read the candidates.
+    """Read the candidates that an index offers.
 
     Args:
         index: The index.

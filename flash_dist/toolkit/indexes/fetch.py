@@ -87,7 +87,7 @@ def is_page(response: Response) -> bool:
 def open_url(
     url: str, *, method: str = "GET", patience: Patience | None = None
 ) -> Iterator[Response]:
-    """Ask a server.
+    """Send a request to a server, and yield its open answer.
 
     Args:
         url: The address.

@@ -120,7 +120,7 @@ class IndexedWheel:
 
 @cache
 def _kinds(python: str) -> frozenset[tuple[str, str]]:
-    """Return interpreter and ABI of all tags that a CPython of a version installs."""
+    """Return the interpreter and ABI of all tags that a CPython of this version supports."""
     version = Version(python).release[:2]
     tags = (
         *cpython_tags(version, platforms=["any"]),

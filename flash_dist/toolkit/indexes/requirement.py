@@ -31,13 +31,13 @@ class Pinned:
 
 
 def read_line(text: str) -> str | Pinned | None:
-    """Read a line for pip or uv, or its arguments.
+    """Read an install line for pip or uv, or the arguments of such a line.
 
     Returns:
         An address or path of a wheel, a version on an index, or None for another line.
 
     Raises:
-        UsageError: A requirement names an index without one version, or a version without an index.
+        UsageError: It has an index without exactly one version, or a version without an index.
     """
     try:
         words = shlex.split(text)

@@ -170,7 +170,7 @@ def candidates_of(
 def select(
     devices: Iterable[Device], driver: Driver | None, candidates: Sequence[Candidate]
 ) -> Selection:
-    """Choose the newest version with a set for all GPUs, and its best and smallest set."""
+    """Choose the newest version with a set for all GPUs, and the best set of that version."""
     distinct = sorted(set(devices))
     wanted = tuple(device for device in distinct if device >= FLOOR)
     unservable = tuple(device for device in distinct if device < FLOOR)
@@ -232,7 +232,7 @@ def _preference(judged: Judged) -> tuple[tuple[int, int, int], int, int]:
 
 
 def _by_version(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Group by version without arch set, the newest first, pre-releases last."""
+    """Group candidates by version without arch set: newest group first, pre-releases last."""
     groups: dict[tuple[bool, Version] | None, list[Candidate]] = {}
     for one in candidates:
         version = one.version

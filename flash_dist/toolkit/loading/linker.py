@@ -58,7 +58,7 @@ class Missing:
 
 
 class Found(NamedTuple):
-    """A file that the linker takes, with the reason."""
+    """A file that the linker would load, with the reason."""
 
     path: str
     variable: str = ""  # the variable that names the file or its folder
@@ -161,7 +161,7 @@ class Linker:
         return next((path for path in candidates if ends_search(path, self.platform)), None)
 
     def explain(self, path: Path) -> Found:
-        """Say which variable made the linker take a file, and how to avoid it."""
+        """Say which variable made the linker choose a file, and how to avoid that."""
         if path in self.preloaded:
             name, named, what = "LD_PRELOAD", self.preloaded, path
         elif path.parent in self.library_path:

@@ -131,7 +131,7 @@ def _find_outer_cause(outcome: Outcome, reason: str) -> str:
         return f"`export PYTHONUTF8=1`: such a path cannot be written in {encoding}"
     try:
         Path.cwd()
-    except OSError:  # e.g. MKL then fails to load and blames torch
+    except OSError:  # in a deleted folder MKL fails, and blames torch
         return "`cd /` and run it again: the folder that this was started in is gone"
     return ""
 

@@ -39,7 +39,7 @@ class Prediction:
 
     library: str
     causes: tuple[Finding, ...] = ()
-    unknown: tuple[str, ...] = ()  # sentences
+    unknown: tuple[str, ...] = ()  # sentences on what was not predictable
 
     def __bool__(self) -> bool:
         return not self.causes

@@ -157,7 +157,7 @@ def _hash(path: Path, mode: str) -> str:
 
 
 def _find_leftovers(package: Path, known: Iterable[str]) -> Iterator[str]:
-    """Yield files in the package that this version did not install, and pip's remains."""
+    """Yield package files that this version did not install, and remains of a broken pip run."""
     recorded = set(known)
     folder = package.parent
     for path in package.rglob("*"):

@@ -53,7 +53,7 @@ class LoaderPath:
         return cls(root, platform, split_library_path(environ), cache)
 
     def find(self, name: str) -> str:
-        """Return the file that the loader takes, with links resolved; empty if there is none."""
+        """Return the file that the loader would load, with links resolved; empty without a file."""
         named, default = ([one / name for one in these] for these in (self.named, FOLDERS))
         return self._first([*named, *self.cache.get(name, ()), *default])
 
@@ -94,7 +94,7 @@ def split_library_path(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def ends_search(path: Path, platform: Platform) -> bool:
-    """Tell if the search ends at a file: the loader takes the file, or fails as it is not ELF."""
+    """Tell if the search ends at a file: the loader loads the file, or fails as it is not ELF."""
     return _read_platform_of(path) in {platform, "none"}
 
 

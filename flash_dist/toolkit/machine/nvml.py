@@ -162,7 +162,7 @@ def read_driver_release(library: str = LIBRARY) -> str:
 
 
 def _read_gpus(nvml: ctypes.CDLL) -> list[PhysicalGpu]:
-    """Read all GPUs; one that this process may not access leaves its place empty."""
+    """Read the GPUs that this process may access; each keeps its number among all GPUs."""
     count = ctypes.c_uint()
     _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
     gpus = []
@@ -200,7 +200,7 @@ def _read_text(nvml: ctypes.CDLL, function: str, handle: ctypes.c_void_p) -> str
 
 
 def _read_instances(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> list[MigInstance]:
-    """Read the instances of a GPU; places between them may be empty."""
+    """Read the MIG instances of a GPU; skip indices without an instance."""
     most = ctypes.c_uint()
     _try_call(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu, ctypes.byref(most))
     instances = []

@@ -16,11 +16,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Shadow:
-    """An installed package, and the file that `import` takes instead."""
+    """An installed package, and the file that `import` finds instead."""
 
     name: str
     version: str  # installed version
-    installed: str  # folder that contains the installed one
+    installed: str  # folder that contains the installed package
     file: str  # the imported file or folder
     place: str  # folder that contains it
 

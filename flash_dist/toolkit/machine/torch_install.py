@@ -57,7 +57,7 @@ class Torch:
     version: str = ""
     cuda: str = ""  # "13.0"; empty for a CPU build
     reason: str = ""
-    fix: str = ""  # the step, if another torch would not help
+    fix: str = ""  # the remedy, if another torch would not help
     copies: tuple[TorchCopy, ...] = ()  # if there are several: in Python's search order
     step: str = ""  # step after which Python finds the next copy
 
@@ -198,7 +198,7 @@ def read_arch_list(library: Path) -> tuple[Arch, ...]:
 
 
 def _find_arch_lists(data: FileView) -> Iterator[list[str]]:
-    """Yield the words of each list of targets; two searches are faster than one for both."""
+    """Yield the words of each list of targets; searching once per prefix is faster."""
     for start in (b"\0sm_", b"\0compute_"):
         place = data.find(start)
         while place >= 0:

@@ -379,7 +379,7 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
 
 
 def _require_floor(archset: ArchSet, axes: Axes, oldest_gpu: str) -> None:
-    """Check that no target is older than `oldest_gpu`, and that some word supports each target."""
+    """Check that no target is older than `oldest_gpu`, or than every word of the axes needs."""
     oldest = Device.parse(oldest_gpu) if oldest_gpu else ANY_GPU
     words = min((w.floor for axis in axes.of("equal") for w in axis.words), default=ANY_GPU)
     why = f"`oldest_gpu` of {PLACE} is {oldest}"

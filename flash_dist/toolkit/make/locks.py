@@ -1,11 +1,11 @@
 """Locks what sessions, workflows and images install from PyPI, by hash: `nox -s lock_requirements`.
 
-`<group>.txt` has every package that a group of pyproject.toml, or of the toolkit's, needs, one
-version each, with the hashes of its wheels for the Pythons and CPUs below. With `--require-hashes`,
-an installer accepts only these packages with these bytes. If a version has no wheel, the hash is
-that of its sources. The files of groups that build and publish are in `locks/` beside this module,
-those of the package's own sessions in `ci/locks/`. The file of a group that is locked for the first
-time is in `ci/locks/`.
+`<group>.txt` has every package that a group of the project's or the toolkit's pyproject.toml needs,
+one version each, with the hashes of its wheels for the Pythons and CPUs below. With
+`--require-hashes`, an installer accepts only these packages with these bytes. If a version has no
+wheel, the hash is that of its sources. The files of groups that build and publish are in `locks/`
+beside this module, those of the package's own sessions in `ci/locks/`. The file of a group that is
+locked for the first time is in `ci/locks/`.
 
 No file has torch: local builds of it have other hashes and need other packages. torch is installed
 after the group `beside_torch`, which has the packages that every build of torch needs.
@@ -133,7 +133,7 @@ def compile_locks(groups: Mapping[str, Sequence[str | Mapping[str, str]]]) -> di
 
 
 def _mark_newer(wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield the requirements that must agree, each with its Pythons."""
+    """Yield the requirements that must agree, with a marker if their group needs a newer Python."""
     for name, requirements in wanted.items():
         for one in () if name in ALONE else requirements:
             newer = f"python_version >= '{PYTHONS[name]}'" if name in PYTHONS else ""

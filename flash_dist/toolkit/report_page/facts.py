@@ -1,4 +1,4 @@
-"""Facts of the report on a machine: named, grouped, with units, each with its reason."""
+"""Writes the report's facts on the machine: groups of names and values, with units and reasons."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _flatten(value: Any, name: str) -> Iterator[Fact]:  # noqa: ANN401 - plain d
 
 
 def make_gpu_table(left: Json) -> Markup:
-    """Take the GPUs out of the facts; omit columns that no GPU has."""
+    """Return a table of the GPUs, removed from the facts; omit columns that no GPU has."""
     cuda, nvml = left.get("cuda") or {}, (left.get("host") or {}).get("nvml") or {}
     shown, physical = cuda.pop("gpus", []), nvml.pop("gpus", [])
     places = {_place(one): one for one in physical if one["pci"]}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Json = Mapping[str, Any]
 
-# how -> class of the style sheet, word, meaning
+# For each way in which code gets to a GPU: a class of the style sheet, a word, its meaning.
 HOWS: Final[Mapping[str, tuple[str, str, str]]] = {
     "native": ("ok", "native", "machine code for this GPU"),
     "family": ("ok", "family", "machine code for its family"),

@@ -11,7 +11,8 @@
         def run(self, inputs): ...  # {"out": tensor}, on the device of the inputs
         def exact(self, inputs): ...  # {"out": tensor}, of the inputs in float64 on the CPU
 
-The rest has defaults: the class and its fields give the name, the dtype gives the allowed error.
+The other methods have defaults: the class and its fields give the name, the dtype gives the allowed
+error.
 """
 
 from __future__ import annotations

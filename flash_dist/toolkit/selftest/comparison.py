@@ -82,7 +82,7 @@ def make_values(
 
 
 def all_equal(expected: Tensors, others: Iterable[Tensors]) -> bool:
-    """Tell if all others have the same bits. Synchronises with the device once."""
+    """Tell if all other results have the bits of `expected`. Synchronises with the device once."""
     same = [
         (_bits(expected[name]) == _bits(other[name])).all() for other in others for name in expected
     ]

@@ -175,7 +175,7 @@ def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
 def compare_with(
     references: Sequence[Reference], setting: Setting, own: tuple[Fingerprint, ...]
 ) -> Agreement:
-    """Compare with the recorded GPU that has the most cases in common."""
+    """Compare fingerprints with those of the recorded GPU that has the most cases in common."""
     best = Agreement(len(own), nearest=_find_nearest(references, setting))
     for reference in references:
         if reference.setting != setting:
@@ -201,7 +201,7 @@ def _find_nearest(references: Iterable[Reference], setting: Setting) -> str:
 def compare_prints(
     theirs: Iterable[Fingerprint], own: Iterable[Fingerprint]
 ) -> tuple[int, tuple[Mismatch, ...]]:
-    """Return how many fingerprints of one setting must be equal, and the differing ones."""
+    """Return how many fingerprints of one setting must be equal, and those of them that differ."""
     known = {one.case: one for one in theirs}
     pairs = [
         (his, one) for one in own if (his := known.get(one.case)) is not None and one.key == his.key

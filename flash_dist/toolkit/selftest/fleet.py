@@ -50,7 +50,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Odd:
-    """One tensor whose bits on a rank differ from the others'."""
+    """One tensor whose bits on a rank differ from the bits on the other ranks."""
 
     member: Member
     case: str

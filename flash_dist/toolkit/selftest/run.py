@@ -1,6 +1,7 @@
 """Runs the selftest of one device: bit-equal runs, correct values, no crash.
 
-This is the parent side: it starts the child (`child.py`), reads its report and judges it.
+This is the parent side: it starts the child process (`child.py`), reads the child's report and
+judges the report.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class SideBySide:
             child.count(report)
 
     def progress(self) -> Progress:
-        """Report the progress of all; the average replaces an unknown number of cases."""
+        """Return the progress of all selftests; an unknown number of cases counts as average."""
         known = [(one.done, one.cases) for one in self._running.values() if one.cases]
         known += [(cases, cases) for _, cases in self._ended.values()]
         if not known:

@@ -54,7 +54,7 @@ def describe_device(device: Device, name: str = "") -> str:
 def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[ArchSet, ...]:
     """Return the arch sets that serve all of these GPUs in the best way, the smallest first.
 
-    A set that needs the JIT is not named beside one with SASS; see `order_of_sets`.
+    A set that needs the JIT is left out if another set has SASS; see `order_of_sets`.
     """
     devices = tuple(devices)
     ranked = [(serve(archset, devices), archset) for archset in archsets]

@@ -82,7 +82,7 @@ class Origin:
     toolkit: str | None = "13.0"
     ptx_isa: Version | None = None  # of PTX; None: the toolkit's default
     codec: str = "none"  # "none", "lz4" or "zstd"
-    in_stream: bool = False  # compressed with others of its container (`fatbinary --concat`)
+    in_stream: bool = False  # compressed with other images of its container (`fatbinary --concat`)
 
 
 DEFAULT_ORIGIN = Origin()
@@ -258,7 +258,7 @@ def _judge_driver(arch: Arch, driver: Driver, origin: Origin) -> RunVerdict | No
 
 
 def driver_refusal(driver: Driver, origin: Origin) -> str | None:
-    """Say why this driver loads no image of this origin, SASS or PTX; None if it does."""
+    """Say why this driver loads no image of this origin, SASS or PTX; None if it loads them."""
     if driver.is_newer_than_known:
         return None
     if origin.toolkit is not None and not driver_supports_toolkit(driver, origin.toolkit):

@@ -129,7 +129,7 @@ class Device:
 
     @property
     def renamed(self) -> Device:
-        """The GPU under its newer CUDA name: 13.0 calls 10.1 (Thor) 11.0."""
+        """The GPU under its newer CUDA name: CUDA 13.0 renamed 10.1 (Thor) to 11.0."""
         return Device(*RENAMED.get(self.version, self.version))
 
 

@@ -1,4 +1,4 @@
-"""Fallbacks: the kernels for calls that others do not serve, as stated in a build's manifest."""
+"""Fallbacks: kernels for calls that other kernels do not serve, as stated in a build's manifest."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ class Situation:
         *,
         smem_optin: int | None = None,
     ) -> Situation:
-        """Return the situation of a GPU; variables may set its limit or the driver's choice."""
+        """Return the situation of a GPU; variables may limit its shared memory or the driver."""
         limit = smem_optin or device.smem_optin
         lowered = min(limit, read_smem_limit(environ.get(SMEM_VARIABLE, "")) or limit)
         return cls(device, driver, lowered, jit_policy(environ), lowered < limit)

@@ -248,7 +248,7 @@ def _describe_change(change: Change) -> str:
 
 
 def make_change_table(sizes: Sequence[SizeChange]) -> Table:
-    """Compare the bytes of each target, and of all."""
+    """Compare the bytes of each target, and the sum over all targets."""
     table = make_table("target", "images", "packed before", "packed after", "change")
     for size in sizes:
         images = f"{size.before.images} -> {size.after.images}"

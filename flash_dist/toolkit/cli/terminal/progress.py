@@ -28,14 +28,14 @@ def is_terminal(stream: IO[str] | None) -> bool:
 
 
 class Seldom:
-    """Reports progress without a terminal: one line in `every` seconds at most; default: 60."""
+    """Reports progress without a terminal: at most one line in `every` seconds, 60 by default."""
 
     def __init__(self, every: float | None = None) -> None:
         self._every = SELDOM if every is None else every
         self._said = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a line on stderr if the last one is long ago."""
+        """Print a line on stderr, unless the previous line is too recent."""
         if time.monotonic() - self._said >= self._every:
             self._said = time.monotonic()
             complain(printable(text))

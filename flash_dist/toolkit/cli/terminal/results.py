@@ -24,7 +24,7 @@ _WORDS = {"target", "code", "codec", "proof"}  # columns of words; the others ho
 
 
 class _Console(Console):
-    """A console that leaves a closed pipe to `main`; rich's own would exit with 1, a failure."""
+    """A console that leaves a closed pipe to `main`; rich's console would exit with status 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -100,7 +100,7 @@ def layout_result(
 
 
 def _describe_fix(result: CheckResult) -> str:
-    """Describe the fix and the command that explains more, unless all is well without a fix."""
+    """Describe the fix, and the command that explains more; empty if a good result has no fix."""
     if result.status == "ok" and not result.fix:
         return ""
     more = f"(more: `{result.entry.command}`)" if result.entry else ""

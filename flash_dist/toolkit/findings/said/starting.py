@@ -1,4 +1,4 @@
-"""Ids of failures to start CUDA although the driver is there.
+"""Ids that explain failures to start CUDA although the driver is there.
 
 Doctor looks these up by the code of `cuInit`. Sources: CUDA driver API, "Data types" (CUresult);
 CUDA 12.9 release notes, "Known issues" (KASLR and HMM); Multi-Process Service guide; NVIDIA GPU

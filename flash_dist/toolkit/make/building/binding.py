@@ -168,7 +168,7 @@ def _read_all(
 
 
 def _find_header(one: Include, path: Path, include: Sequence[Path]) -> Path | None:
-    """Return the project's file for an include; None for any other."""
+    """Return the project's file for an include; None for a file of another project."""
     if one.is_stable or (one.is_unstable and not one.quoted):
         return None
     folders = [path.parent, *include] if one.quoted else include

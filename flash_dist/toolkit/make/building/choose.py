@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Name targets that the list could mean and the set lacks."""
+        """Describe targets of each set that lack kernels which other targets have."""
         return tuple(note for one in self.sets if (note := describe_lacking(one)))
 
 

@@ -111,7 +111,7 @@ class BuildNative(build_ext):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         version = str(self.distribution.get_version())
-        manifest = make_manifest(build, options, package, version)  # has build_py's modules
+        manifest = make_manifest(build, options, package, version)  # package has build_py's modules
         (package / MANIFEST).write_text(manifest.to_text(), encoding="utf-8")
         for name, data in recordings_of(manifest).items():
             (package / name).write_bytes(data)

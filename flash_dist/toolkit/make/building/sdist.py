@@ -153,7 +153,7 @@ def require_metadata(tree: Path) -> str:
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
-    """Return the packed sources of this version, which belong to no wheel."""
+    """Return the packed sources of this version, which are made from no wheel."""
     del artefacts
     path = dist / _file_name()
     return [Published(path)] if path.is_file() else []

@@ -95,7 +95,7 @@ def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]])
 
 
 class Assembler:
-    """Runs ptxas, and stores its output for a text in `cache`."""
+    """Runs ptxas, and stores its output for each PTX text in `cache`."""
 
     def __init__(self, ptxas: str, version: str, cache: Path) -> None:
         self._ptxas = ptxas

@@ -229,7 +229,7 @@ def _list(paths: Iterable[Path]) -> str:
 
 
 def forget_moved(folder: Path, nvcc: str, sources: Path = NATIVE) -> None:
-    """Start over if the folder belongs to another nvcc or tree: CMake cannot change either."""
+    """Delete the build folder of another nvcc or source tree: CMake cannot change either."""
     cache = folder / "CMakeCache.txt"
     if not cache.is_file():
         return

@@ -1,6 +1,6 @@
-"""Lists work of others in the libraries: linked statically, or compiled in from headers.
+"""Lists the parts of the libraries that others wrote: linked statically, or from headers.
 
-The rest, such as libstdc++.so and torch, is loaded from the user's machine and not shipped.
+Other libraries, such as libstdc++.so and torch, are loaded from the user's machine and not shipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
 
 
 class Packages(NamedTuple):
-    """Names on PyPI of the parts of one CUDA major."""
+    """PyPI names of the packages with the parts of one CUDA major."""
 
     runtime: str
     crt: str

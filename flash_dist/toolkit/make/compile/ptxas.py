@@ -35,8 +35,8 @@ class KernelResources:
 def parse_ptxas(text: str) -> list[KernelResources]:
     """Read the kernels in the output of one or several parallel ptxas runs.
 
-    Their lines may be mixed: a frame belongs to the first kernel of its name without a frame.
-    Functions that were not inlined have frames of their own.
+    Lines of parallel runs may be mixed: the line of a stack frame counts for the first kernel of
+    that name that has no frame yet. Functions that were not inlined have frames of their own.
     """
     kernels: list[KernelResources] = []
     no_frame: defaultdict[str, deque[int]] = defaultdict(deque)

@@ -59,7 +59,7 @@ def recipe() -> str:
 
 
 def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Make podman read our settings, unless the user's machine names its own."""
+    """Return variables that make podman read our settings, unless the user names other settings."""
     return {"CONTAINERS_CONF": str(CONTAINERS_CONF), **environ}
 
 

@@ -53,7 +53,7 @@ HINT = (
 
 @dataclass(frozen=True)
 class Note:
-    """Inputs of a wheel, and its file."""
+    """The record of a built wheel: its inputs, and its file."""
 
     inputs: str  # SHA-256 of sources, image and settings
     name: str

@@ -42,7 +42,7 @@ def name_variable(package: str) -> str:
 
 
 def install(version: str) -> None:
-    """Install one torch, 2.10 or 2.10.1; keep the wheel."""
+    """Install one release of torch, such as 2.10 or 2.10.1; keep the installed wheel."""
     pattern = f"torch=={version}" if version.count(".") > 1 else f"torch=={version}.*"
     install = ["uv", "pip", "install", "--quiet"]
     subprocess.run([*install, "--require-hashes", "--requirement", BESIDE], check=True)

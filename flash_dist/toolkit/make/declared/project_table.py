@@ -134,7 +134,7 @@ def _find_problem(text: str) -> str:
     """Describe what is wrong with a requirement; return an empty text if nothing is."""
     try:
         from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415
-    except ImportError:  # while the build backend checks the machine
+    except ImportError:  # not installed when the build backend checks the machine
         return ""
     try:
         Requirement(text)

@@ -8,11 +8,11 @@ whatever arch lists it is configured with.
     OUT/product.h                the namespace of the package
     OUT/names.h                  its names, for host code
     OUT/plans.h                  shared-memory plans, and tile constants of every row
-    OUT/<own>.h                  the same of families that name a separate header
+    OUT/<own>.h                  plans of families that name this header
     OUT/roles.h                  roles, families and axes, and their fallbacks
     OUT/targets/<target>/*.cu    kernels: one file per family; PTX: one per kernel
     OUT/variants.inc             KERNEL_VARIANT(...) lines of the arch list, for the dispatcher
-    OUT/variants.json            the same as data, for the audit
+    OUT/variants.json            these variants as data, for the audit
     OUT/fallbacks.json           fallbacks of roles and families, for the manifest
     OUT/exports.map              exports of the libraries
     OUT/sources.cmake            sources and flags per target
@@ -224,7 +224,7 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def write_sources(out: Path, variants: Iterable[Variant]) -> list[str]:
-    """Write the translation units of one target, delete others, and return their paths."""
+    """Write the translation units of one target, delete other files, and return the paths."""
     files: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in variants:
         files[variant.source].append(variant)
@@ -237,7 +237,7 @@ def write_sources(out: Path, variants: Iterable[Variant]) -> list[str]:
 
 
 def generate(table: Table, linked: Sequence[Arch], others: Sequence[Arch], out: Path) -> None:
-    """Write everything; `others`, targets of earlier configurations, stay buildable."""
+    """Write all generated files; `others`, targets of earlier configurations, stay buildable."""
     variants = {arch: table.variants(arch) for arch in [*linked, *others]}
     sources = {arch: write_sources(out, variants[arch]) for arch in variants}
     compiled = [variant for arch in linked for variant in variants[arch]]

@@ -141,8 +141,8 @@ class Family:
 def split_last(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a [[family]] table, and another table for its rows with the axis `last`.
 
-    The axis of a row holds the constants that differ. The names of types contain the axis:
-    `FwdScoredSm90Config`.
+    In a row, the key with the axis's name holds the constants that differ. The names of types
+    contain that name: `FwdScoredSm90Config`.
     """
     rows = [{**row} for row in data["rows"]]
     changes = [row.pop(AXES.last, None) for row in rows]
@@ -190,7 +190,7 @@ class Table:
         return table
 
     def require_fallbacks(self) -> None:
-        """Check that each family for some targets has a general one.
+        """Check that each role to which a family leaves calls has a general family.
 
         Raises:
             KernelsError: A family leaves calls to a role that has no general family.
@@ -256,7 +256,7 @@ class Table:
         ]
 
     def _outdone(self, family: Family, row: Row, room: int) -> bool:
-        """Tell if a larger plan of the same kernel also fits, and takes all calls of this row."""
+        """Tell if a larger plan of the same kernel also fits, and serves all calls of this row."""
         return not family.refuses and any(
             row.sizes == other.sizes
             and self.smem_plans[row.plan] < self.smem_plans[other.plan] <= room

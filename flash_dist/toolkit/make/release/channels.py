@@ -31,7 +31,7 @@ class Row:
     module: str
     summary: str  # for `nox -l`
     groups: tuple[str, ...]  # dependency groups of its session
-    packed: tuple[str, ...] = ()  # groups that it packs; their folder is its first argument
+    packed: tuple[str, ...] = ()  # groups whose packages it packs; argument 1 is their folder
     files: str = ""  # pattern of its files in dist/; empty: it writes a folder
     released: bool = True  # part of a release; otherwise only a session
     linked: bool = False  # the index copies its folder, and the landing page links to it
@@ -94,7 +94,7 @@ CHANNELS: Final = {
                 f"Build dist/toolkit/{DISTRIBUTION}-X.whl, the toolkit by itself, for others.",
                 groups=("build", "sdist"),
             )
-            for _ in range(EMBEDDED)  # only the embedded toolkit: others have it installed
+            for _ in range(EMBEDDED)  # only an embedded toolkit: other projects have it installed
         ),
         Row(
             "variants",

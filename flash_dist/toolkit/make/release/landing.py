@@ -119,7 +119,7 @@ def _newest(artefacts: Sequence[Artefact]) -> list[Artefact]:
 
 
 def _needs(artefacts: Iterable[Artefact]) -> str:
-    """List the needs of all wheels, each once."""
+    """List the driver, torch, Python and system that the wheels need, each once."""
     drivers = {one.manifest.toolkit.driver_min: one.set_name for one in artefacts}
     newest = max(drivers, key=int)
     older = "".join(f" ({k} for {v})" for k, v in sorted(drivers.items()) if k != newest)

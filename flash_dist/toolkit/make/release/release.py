@@ -223,7 +223,7 @@ STAGES: Final = {"tree": check_tree, "wheels": check_wheels, "publish": tell_pub
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of a stage and of the session's options."""
+    """Return the parser for the name of a stage and the session's options."""
     parser = argparse.ArgumentParser(prog="nox -s release --", description="Make a release.")
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--no-build", action="store_true", help="the wheels in dist/ are those")

@@ -62,10 +62,10 @@ def require_outside(path: Path) -> Path:
 
 
 def require_private(path: Path) -> None:
-    """Raise unless the path is this user's, and closed to all others.
+    """Raise unless the path belongs to this user, and is closed to all other users.
 
     Raises:
-        KeyFileError: Others can read or replace the file.
+        KeyFileError: Other users can read or replace the file.
     """
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
@@ -126,7 +126,7 @@ def _read_signer(path: Path) -> CryptoSigner:
     require_private(real)
     try:
         key = load_pem_private_key(real.read_bytes(), None)
-    except (TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: a password
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
         message = f"`{path}` holds no private key without a password: {f'{error}'[:200]}"
         raise KeyFileError(message, hint=_MAKE) from error
     if not isinstance(key, Ed25519PrivateKey):

@@ -2,7 +2,7 @@
 
     OUT/<project>/<wheel>-<label>.whl     each set under the plain version, with `variant.json`
     OUT/<project>/<wheel>.whl             the default set, for all other installers and GPUs
-    OUT/<project>/*-variants.json         the properties of all: which GPU and driver they are for
+    OUT/<project>/*-variants.json         properties of the wheels: for which GPU and driver
     OUT/<project>/index.html, index.json  OUT/ is a package index: links relative
 
 `uv --preview-features wheel-variants` installs the set for the GPU. The folder is no part of a

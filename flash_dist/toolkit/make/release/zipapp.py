@@ -91,7 +91,7 @@ def _collect_package() -> Iterator[tuple[str, bytes]]:
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
-    """Return the program, which belongs to no wheel; empty if it was not written.
+    """Return the program, which is made from no wheel; empty if it was not written.
 
     Raises:
         ArtefactError: The program was built of other sources.

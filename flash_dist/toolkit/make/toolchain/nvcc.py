@@ -58,7 +58,7 @@ def find_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
 
 
 def wheels_of_toolkit(cuda: str) -> str:
-    """Return the requirement of PyPI's wheels of a toolkit, which include nvcc."""
+    """Return the requirement that installs a toolkit with nvcc from PyPI."""
     return f"cuda-toolkit[nvcc,cccl]=={cuda}.*"
 
 

@@ -151,7 +151,7 @@ def _cached(cache: Path, lock: Lock) -> Path:
 
 
 def _checked_lock() -> Lock:
-    """Load the pins and check that they cover the present binding."""
+    """Load the lock, and check that it covers the present binding."""
     lock = Lock.load()
     missing = own_includes(_read_binding()) - lock.sha256.keys()
     if missing:
@@ -250,7 +250,7 @@ def _from_installed(error: Exception) -> TorchHeaders:
 
 
 def closure(roots: Iterable[str], read: Callable[[str], str | None]) -> list[str]:
-    """Follow #include lines, ignoring #if; `read` returns None for other headers."""
+    """Return headers that #include lines reach, ignoring #if; `read` returns None to skip one."""
     todo, found = list(roots), set()
     while todo:
         name = todo.pop()

@@ -68,7 +68,7 @@ def find_stale(
 
 
 def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
-    """Return the code of the kernels in all wheels: each toolkit makes different code."""
+    """Return the hashes of each kernel's code in all wheels: each toolkit makes different code."""
     kernels: defaultdict[str, set[str]] = defaultdict(set)
     for path in paths:
         with open_wheel(path) as wheel:
@@ -85,7 +85,7 @@ def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
 def keep_built(
     references: Iterable[Reference], toolkits: AbstractSet[str]
 ) -> tuple[Reference, ...]:
-    """Return the records of some CUDA versions, and list the others as not checked."""
+    """Return the records of these CUDA versions; print which other records are not checked."""
     kept = tuple(one for one in references if one.toolkit in toolkits)
     for one in references:
         if one not in kept:
