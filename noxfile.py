@@ -64,7 +64,8 @@ CHOICES = {
     ("--slow",): [*CORES, "-m", "slow"],
     ("--all",): CORES,
 }
-# Packages that `nox -s newest_nvcc` installs in their newest version; all others are locked.
+# Packages that `nox -s newest_nvcc` installs in their newest version; all other packages are
+# locked.
 NEWEST_TOOLKIT = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-tileiras", "cuda-cccl")
 SMALL_SET = "hopper"  # the single target that tests build
 OWN_SET = "all"  # set of examples/own_kernels

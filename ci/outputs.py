@@ -3,9 +3,9 @@
     python -m ci.outputs tree wheel foreign --foreign FOLDER    commands without a GPU
     python -m ci.outputs gpu --python .venv/bin/python          commands with a GPU, of a wheel
 
-Each file of docs/outputs names its origin in its first line; the rest is copied into a text. `nox
--s outputs` and `nox -s gpu_outputs` prepare the environments. An output that needs a GPU may be
-older than the tree: then its first line ends with `; stale: ` and what changed.
+Each file of docs/outputs names its origin in its first line; the other lines are copied into a
+text. `nox -s outputs` and `nox -s gpu_outputs` prepare the environments. An output that needs a GPU
+may be older than the tree: then its first line ends with `; stale: ` and what changed.
 """
 
 from __future__ import annotations

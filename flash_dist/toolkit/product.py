@@ -137,7 +137,7 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:
-    """Return a line of text; an empty one for any other value."""
+    """Return a line of text; an empty text for any other value."""
     found = data.get(name)
     return " ".join(found.split()) if isinstance(found, str) else ""
 

@@ -40,7 +40,7 @@ def find_foreign_names(
     Args:
         names: Names of files and folders. The name of a folder ends with a slash.
         manifest: The build's own record.
-        more: Names allowed in the dist-info in addition to those of a wheel.
+        more: Names allowed in the dist-info besides the names of every wheel.
     """
     every = sorted(names)
     files = {name for name in every if not name.endswith("/")}

@@ -36,7 +36,7 @@ _TAG: Final = re.compile(rf"{_ANY}-[a-z0-9_.]+")
 _INFO: Final = re.compile(r"([^/]+)\.dist-info/METADATA")
 _ONCE: Final = ("Metadata-Version", "Name", "Version", "Requires-Python")
 # The fields that our builds write. Other fields can make installers fetch more packages. Some
-# readers take a malformed or encoded line for a header; others do not.
+# readers accept a malformed or encoded line as a header; others do not.
 _HEADER: Final = re.compile(r"([A-Z][A-Za-z-]+): (?!.*=\?)[!-~](?:[ -~]*[!-~])?")
 _METADATA_HEADERS: Final = frozenset(
     {

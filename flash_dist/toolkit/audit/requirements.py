@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 OPAQUE: Final = (
     "{} of LTO-IR and no other: it was not judged, because only NVIDIA's linker can read it"
 )
-_NAMED = 5  # items named in one message before the rest is counted
+_NAMED = 5  # items named in one message; further items are counted
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ def check_listing(name: str, sha256: str, size: int, listing: Listing | None) ->
 
 
 def check_paths(package: CondaContents) -> CheckResult:
-    """Check that the files of a conda package are those that its paths.json lists."""
+    """Check that a conda package holds exactly the files that its paths.json lists."""
     damage = list(find_path_damage(package))
     if damage:
         return _fail("files of the conda package differ from its paths.json", damage, VERIFY_RECORD)
@@ -276,7 +276,7 @@ def check_package(package: CondaContents, path: Path) -> CheckResult:
 
 
 def check_record(path: Path) -> CheckResult:
-    """Check that the files of a wheel are those that RECORD lists."""
+    """Check that a wheel holds exactly the files that RECORD lists."""
     with open_wheel(path) as wheel:
         damage = list(find_damage(wheel))
         files = len(wheel.names)

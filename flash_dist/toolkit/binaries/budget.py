@@ -93,8 +93,7 @@ class Budget:
         """Count some work.
 
         Raises:
-            LimitError: The work exceeds the allowance of this file and the rest of the shared
-                allowance.
+            LimitError: The work exceeds what is left of the file's and of the shared allowance.
         """
         missing = max(0, amount - self._own[work])
         if missing > self._shared[work] and not self._refusal:

@@ -42,12 +42,12 @@ MAX_HEADERS: Final = 20_000
 _BLOCK = 512
 _REGULAR = {b"0", b"\0"}
 _LONG_NAMES = {b"L", b"x"}
-_BAD_MODE = 0o7002  # setuid, setgid, sticky; writable for others
+_BAD_MODE = 0o7002  # setuid, setgid, sticky; writable for all users
 _AFTER_END = 1 << 20
 
 
 class _OddError(Exception):
-    """The rest of the archive cannot be read."""
+    """Raised if an oddity makes the rest of an archive unreadable."""
 
 
 @dataclass(frozen=True)

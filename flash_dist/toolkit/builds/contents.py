@@ -36,7 +36,7 @@ class Naming:
         return f"{self.name}/{FILE_NAME}"
 
     def members(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return the libraries of the wheel, those with kernels first."""
+        """Return the libraries of the wheel, libraries with kernels first."""
         return tuple(f"{self.name}/{one}" for one in manifest.libraries)
 
 

@@ -54,7 +54,7 @@ _MEGA = 1_000_000
 
 
 def load_archsets(path: Source | None = None) -> dict[str, ArchSet]:
-    """Read the sets by name, in file order; by default those of the package itself.
+    """Read the sets by name, in file order; by default the sets of the package itself.
 
     Raises:
         ArchError: The file cannot be read, or holds a set that cannot be built.

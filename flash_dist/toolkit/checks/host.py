@@ -1,7 +1,7 @@
 """Explains an absent driver or GPU, and unusual driver setups, from facts of the host.
 
 The driver check reports the result of `explain_no_gpu` if the host shows the cause. The error
-numbers are those of the CUDA Driver API (CUresult).
+numbers come from the CUDA Driver API (CUresult).
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def check_install(environment: Environment) -> CheckResult:
-    """Check that the files are those that pip recorded, in one folder and without leftovers."""
+    """Check that the installed files are exactly the files that pip recorded, in one folder."""
     files = environment.files
     if files.unreadable and not (files.missing or files.changed):
         summary = (
@@ -189,7 +189,7 @@ def _leave(environment: Environment) -> str:
 
 
 def build_fix(environment: Environment) -> str:
-    """Return the step that leads to a build: the source tree may hide an existing one."""
+    """Return the step that leads to a build: the source tree may hide an existing build."""
     files = environment.files
     if leave := _leave(environment):
         return leave

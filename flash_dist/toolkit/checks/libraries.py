@@ -1,4 +1,4 @@
-"""Checks anybody's libraries, including ours, against the GPUs of a real or imagined machine.
+"""Checks libraries of any package, including ours, against the GPUs of a real or imagined machine.
 
 A container without code for a GPU is explained, not reported as a fault: the library may never call
 it there.

@@ -1,4 +1,4 @@
-"""Predicts whether anybody's libraries will load here, with a result for each that will not.
+"""Predicts whether libraries of any package load here; yields a result for each that does not.
 
 A package may hold a library for each CUDA release and load one. So a missing dependency is a
 failure only if no library of the package loads.
@@ -88,7 +88,7 @@ class LibraryLoading:
 def _describe_all(
     predicted: list[tuple[str, Prediction]], *, installed: bool
 ) -> Iterator[CheckResult]:
-    """Say what prevents each library from loading; one result has all replaceable libraries."""
+    """Say what prevents each library from loading; one result covers all replaceable libraries."""
     served = any(one for _, one in predicted)
     replaced: list[tuple[str, Prediction, Finding]] = []
     for name, one in predicted:

@@ -1,6 +1,6 @@
 """Judges by its headers whether the GPU code of any library fits a GPU. Pure functions.
 
-The driver takes the best image of each container, so a library is as good as its containers.
+The driver loads the best image of each container, so a library is as good as its containers.
 Containers that the library loads by itself count as one. Code before device linking counts only if
 nothing linked fits: then the driver compiles and links the PTX of the objects, if every object has
 PTX (nvcc documentation, "JIT Linking Support").

@@ -1,4 +1,4 @@
-"""`audit`: checks a release, ours or anybody's, before it is published."""
+"""`audit`: checks a release of any package before it is published."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def print_ids(console: Console, release: Release) -> None:
 
 
 def print_release(console: Console, release: Release) -> None:
-    """Print targets and shortfalls of anybody's release."""
+    """Print targets and shortfalls of a release of any package."""
     targets = ", ".join(str(arch) for arch in release.archs) or "no GPU code"
     libraries = count(len(release.inspections), "library", "libraries")
     print_line(console, f"{release.path}: {libraries}, {targets}")

@@ -118,7 +118,7 @@ def _say(say: Callable[[str], None], name: str, text: str) -> None:
 
 
 def describe_rounds(members: Sequence[Member], rounds: int, seconds: float) -> str:
-    """Describe the rounds so far, and estimate the time for the rest.
+    """Describe the rounds so far, and estimate the time for the remaining rounds.
 
     Args:
         members: The results of all ranks in these rounds.

@@ -18,7 +18,7 @@ _SHOWN = 4
 
 
 def explain_import(error: ImportError) -> KernelsError | None:
-    """Name the missing packages, or say why one does not import; None for other modules."""
+    """Name the missing packages, or say why one does not import; None if no requirement fails."""
     name = (error.name or "").partition(".")[0]
     if name == PACKAGE.name:
         return _explain_own(error)

@@ -56,7 +56,7 @@ GPU_CHECKS = ("gpu", "selftest")  # run once for each GPU
 
 
 def check_names(*, what_if: bool = False) -> tuple[str, ...]:
-    """Return the names that `--only` and `--skip` take."""
+    """Return the names that `--only` and `--skip` accept."""
     checks = WHAT_IF_CHECKS if what_if else (*CHECKS, *RARE_CHECKS)
     names = [name for name, _ in checks]
     return (*names, *(GPU_CHECKS[:1] if what_if else GPU_CHECKS))
@@ -162,7 +162,7 @@ def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Env
     """Restrict the environment to some GPUs; if there is no GPU, the checks report that.
 
     Raises:
-        UsageError: A requested GPU does not exist, but others do.
+        UsageError: A requested GPU does not exist, but other GPUs do.
     """
     if indices is None:
         return environment

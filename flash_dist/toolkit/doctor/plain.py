@@ -1,7 +1,7 @@
 """Converts frozen values to plain data for JSON and back, by the types of their fields.
 
-Fields with their default value are left out, and new fields need no change here. The input was
-written by others: a value that does not fit its type is rejected with its place.
+Fields with their default value are left out, and new fields need no change here. The input is not
+trusted: a value that does not fit its type is rejected with its place.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _fields(kind: type) -> tuple[tuple[Field[Any], Any], ...]:
 
 
 def _key(field: Field[Any]) -> str:
-    """Return a field's name in the file: its own, unless it has a `key`."""
+    """Return a field's name in the file: its metadata `key`, or else its own name."""
     return str(field.metadata.get("key", field.name))
 
 

@@ -50,7 +50,7 @@ class Proof:
         environment: This machine.
         runs: Number of runs of each case.
         timeout: Seconds allowed for one GPU.
-        references: Recorded fingerprints; None for those in the package.
+        references: Recorded fingerprints; None for the fingerprints in the package.
         child: The selftest's child process, see `run_selftest`.
     """
 
@@ -193,7 +193,7 @@ def read_kernels(library: str) -> Mapping[str, str]:
     """Hash the kernels of a package; unreadable ones match no recorded hash.
 
     Args:
-        library: The first library of the package; the others are in the same folder.
+        library: The first library of the package; its other libraries are in the same folder.
     """
     found: dict[str, str] = {}
     try:

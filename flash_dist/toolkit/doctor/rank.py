@@ -37,7 +37,7 @@ _SLACK = 600.0  # seconds to wait for the slowest rank
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among those that torchrun started."""
+    """This process, which torchrun started together with the other ranks."""
 
     rank: int
     local: int

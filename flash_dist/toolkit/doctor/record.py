@@ -103,7 +103,7 @@ class Record:
         return next((result for result in self.selftest if result.name == name), None)
 
     def narrow(self, choice: CheckChoice) -> CheckChoice:
-        """Return the checks to judge: those that are recorded and requested.
+        """Return the checks to judge: checks that are both recorded and requested.
 
         Raises:
             UsageError: A requested check is not in the record.

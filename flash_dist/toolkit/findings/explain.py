@@ -46,7 +46,7 @@ class Explanation:
 
 
 def to_json(explanations: tuple[Explanation, ...]) -> dict[str, Any]:
-    """Return the first explanation as plain data, including those of further causes."""
+    """Return the first explanation as plain data, with the explanations of further causes."""
     first, *others = (one.to_json() for one in explanations)
     return {"version": 1, **first, "also": others}
 

@@ -132,7 +132,7 @@ def _read_sources(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _read_scope(scope: ast.AST, module: str, name: str) -> Iterator[Sentence]:
-    """Read the sentences of a function, a class or a module, then those of inner scopes."""
+    """Read the sentences of a function, a class or a module, then the sentences of inner scopes."""
     nodes, inner = _walk(scope)
     told = _read_calls(nodes)
     for node in nodes:
@@ -239,7 +239,7 @@ def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.exp
 def find_own(pasted: str) -> tuple[Sentence, ...]:
     """Find the sentence of ours that covers most of a text; several if they are equal.
 
-    A sentence with few words of its own counts only beside the name of this package.
+    A sentence with few fixed words counts only if the text also names this package.
     """
     if len(pasted.split()) < _FEWEST_WORDS:
         return ()

@@ -78,7 +78,7 @@ class Phrase:
 
     words: tuple[str, ...]  # regular expressions
     literals: tuple[str, ...]  # words that any match contains: a fast test
-    size: int  # length of its own text
+    size: int  # length of the phrase's own text
 
     @classmethod
     @cache
@@ -106,7 +106,7 @@ class Phrase:
             yield Place(start, start + len(inside), self.size, found)
 
     def stands_in_elided(self, text: str) -> bool:
-        """Tell if a text has enough words of the message, and `...` for the rest."""
+        """Tell if a text has enough words of the message, and `...` for the missing words."""
         match = _compile_elided(self.words).search(text)
         kept = len(match.group().replace(ELISION, " ").split()) if match else 0
         return kept > _FEW or (kept == _FEW and 2 * kept >= len(self.words))

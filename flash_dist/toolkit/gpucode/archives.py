@@ -51,7 +51,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Unread:
-    """A file that could not be read, next to others that can."""
+    """A file that could not be read, among files that can be read."""
 
     name: str
     archive: str
@@ -116,7 +116,7 @@ def read_if_possible(
 def _open_ar(
     name: str, file: IO[bytes], budget: Budget, *, archive: str
 ) -> Iterator[Library | Unread]:
-    """Open the members with GPU code; name one member of those unreadable for the same reason."""
+    """Open the members with GPU code; report one unreadable member for each reason."""
     reasons: set[str] = set()
     try:
         with closing(FileView(file)) as data:

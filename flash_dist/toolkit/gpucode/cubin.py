@@ -70,7 +70,7 @@ _KERNELS: Final = 8  # most kernels to read until the toolkit is known
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """A kernel of one image. For PTX only the name is known: the rest is None."""
+    """A kernel of one image. For PTX the resources are not known: they are None."""
 
     name: str
     arch: Arch | None

@@ -160,7 +160,7 @@ class Fatbin:
     def bodies(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
     ) -> tuple[Body, ...]:
-        """Return the bodies of the kernels of an image; the arguments are those of `kernels`."""
+        """Return the bodies of the kernels of an image; the arguments are as in `kernels`."""
         with self._explained(entry):
             unpack = unpack or partial(self.payload, entry)
             if entry.kind == "sass" and entry.arch is not None:
@@ -205,7 +205,7 @@ def run_ahead(
         try:
             yield _walk(pool, function, items)
         finally:
-            pool.shutdown(cancel_futures=True)  # the rest is not needed
+            pool.shutdown(cancel_futures=True)  # the remaining results are not needed
 
 
 def _walk(

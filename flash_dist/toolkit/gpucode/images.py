@@ -148,7 +148,7 @@ class FatbinReport:
         """Return groups of images, by relocatability and container; one image of a group is chosen.
 
         The driver chooses within a registered container. The program itself chooses among all other
-        containers, so they are one group, under the number of the first.
+        containers, so they are one group, under the number of the first container.
         """
         first = min(self.unregistered, default=0)
         found: dict[tuple[bool, int], list[FatbinEntry]] = {}

@@ -118,7 +118,7 @@ def _read_body(cubin: Cubin, symbol: Symbol) -> Body:
 
 
 def _opcode(word: tuple[int, int]) -> int:
-    """Return the lower 12 bits of a word from its first two bytes; the rest is the predicate."""
+    """Return the opcode, the lower 12 of the 16 bits in a word's first two bytes."""
     low, high = word
     return low | (high & 0xF) << 8
 

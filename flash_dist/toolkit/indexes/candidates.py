@@ -1,4 +1,4 @@
-"""The candidates of an index: local wheels judged by their manifest, others by their name."""
+"""The candidates of an index: local wheels judged by their manifest, other wheels by their name."""
 
 from __future__ import annotations
 

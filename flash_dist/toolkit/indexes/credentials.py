@@ -104,7 +104,7 @@ def _read_netrc(host: str, environ: Mapping[str, str]) -> Login | None:
 
 
 class LoginHandler(urllib.request.BaseHandler):
-    """Adds credentials for its own server to each request, also after a redirection."""
+    """Adds to each request the credentials for the request's server, also after a redirection."""
 
     handler_order = 400  # runs before the connection is opened
 

@@ -1,4 +1,4 @@
-"""Commands that install a chosen set: pip, uv, and other channels that have it."""
+"""Commands that install a chosen set: pip, uv, and other channels that have the set."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Ends tools with a sentence on stderr and exit code 1 after an expected error.
 
-Ctrl-C prints one word, and gives 130 as in every program.
+Ctrl-C prints one word, and exits with status 130 as in every program.
 """
 
 from __future__ import annotations

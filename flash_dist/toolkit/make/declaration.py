@@ -115,7 +115,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Project:
-    """A package as declared by its table; paths are those of existing files."""
+    """A package as declared by its table; every path is of an existing file."""
 
     root: Path
     name: str  # the import package

@@ -4,8 +4,8 @@
 one version each, with the hashes of its wheels for the Pythons and CPUs below. With
 `--require-hashes`, an installer accepts only these packages with these bytes. If a version has no
 wheel, the hash is that of its sources. The files of groups that build and publish are in `locks/`
-beside this module, those of the package's own sessions in `ci/locks/`. The file of a group that is
-locked for the first time is in `ci/locks/`.
+beside this module, the files of the package's own sessions are in `ci/locks/`. The file of a group
+that is locked for the first time is in `ci/locks/`.
 
 No file has torch: local builds of it have other hashes and need other packages. torch is installed
 after the group `beside_torch`, which has the packages that every build of torch needs.
@@ -39,7 +39,7 @@ NOT_COVERED: Final = (
 )
 RENEW: Final = "`nox -s lock_requirements` locks all groups again"
 INDEX: Final = "https://pypi.org/simple"
-# Groups that need another Python than the rest.
+# Groups that need another Python than the other groups.
 PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}
 # Installed into a separate folder or machine: they need not agree with other groups.
 ALONE: Final = ("image_oldest", "nvcc", "nvcc_aarch64", "nvcc12", "ptxas12")
@@ -98,7 +98,7 @@ def _read_requirements(text: str) -> Iterator[str]:
 
 
 def flatten(groups: Mapping[str, Sequence[str | Mapping[str, str]]], name: str) -> list[str]:
-    """Return the requirements of a group, with those of included groups, each once."""
+    """Return the requirements of a group and of the groups that it includes, each once."""
     parts = (
         [one] if isinstance(one, str) else flatten(groups, one["include-group"])
         for one in groups[name]

@@ -113,8 +113,8 @@ def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) 
 def see_torch(session: nox.Session) -> None:
     """Make the packages beside torch in nox's Python visible to a session.
 
-    Write a .pth file, because packages of a virtual environment are invisible to others. System
-    packages need no such file.
+    Write a .pth file, because packages of a virtual environment are invisible to other
+    environments. System packages need no such file.
     """
     torch = find_spec("torch")
     if torch is None or torch.origin is None:

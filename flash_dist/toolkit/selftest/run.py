@@ -51,7 +51,7 @@ def run_selftest(
         runs: Number of runs of each case.
         timeout: Seconds allowed.
         child: Arguments of Python; tests replace the child.
-        together: Runs the selftest in parallel with those of other devices; None runs it alone.
+        together: Runs selftests of several devices in parallel; None runs this one alone.
     """
     if together is not None and device in together:
         return judge_outcome(device, runs, together.outcome(device))

@@ -30,7 +30,7 @@ _EVERY: Final = 0.2  # seconds between two readings of the reports
 
 @dataclass(frozen=True)
 class Progress:
-    """Finished cases of all GPUs, and the estimated time for the rest."""
+    """Finished cases of all GPUs, and the estimated time for the remaining cases."""
 
     done: int
     total: int  # 0: unknown
@@ -124,7 +124,7 @@ class SideBySide:
             self._folder.cleanup()
 
     def outcome(self, device: str) -> Outcome:
-        """Wait for a selftest; the others continue meanwhile."""
+        """Wait for a selftest; the other selftests continue meanwhile."""
         while device not in self._ended:
             self._start()
             for name in tuple(self._running):

@@ -27,13 +27,13 @@ def read_whole(text: str, *, least: int = 0) -> int | None:
 
 
 def list_few(names: Sequence[str], most: int) -> str:
-    """List the first names, and count the rest."""
+    """List the first names, and count the remaining names."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def few_lines(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """Return the first lines, and a line that counts the rest."""
+    """Return the first lines, and a line that counts the remaining lines."""
     more = len(lines) - most
     return (*lines[:most], f"and {more} more") if more > 0 else tuple(lines)
 

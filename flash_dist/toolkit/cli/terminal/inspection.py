@@ -101,7 +101,7 @@ def print_inspection(
 
 
 def first_rows(rows: Sequence[_Row], *, whole: bool) -> Sequence[_Row]:
-    """Return as many rows as a table shows; `say_rest` counts the rest."""
+    """Return as many rows as a table shows; `say_rest` counts the omitted rows."""
     return rows if whole else rows[:ROWS]
 
 

@@ -20,7 +20,7 @@ _GAP = 3
 _NAME_COLUMN = 8
 _TEXT_COLUMN = 20
 _PIPE_WIDTH = 10_000  # no cutting or wrapping in a pipe
-_WORDS = {"target", "code", "codec", "proof"}  # columns of words; the others hold numbers
+_WORDS = {"target", "code", "codec", "proof"}  # columns of words; all other columns hold numbers
 
 
 class _Console(Console):
@@ -48,7 +48,7 @@ def make_table(*columns: str) -> Table:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table; a long one row by row, as rich takes milliseconds for each row."""
+    """Print a table; print a long table row by row, as rich takes milliseconds for each row."""
     if table.row_count <= MANY_ROWS:
         console.print(table)
         return

@@ -130,7 +130,7 @@ def build_wheel(
 def _is_labelled(config_settings: Settings) -> bool:
     """Tell if the version of a wheel has the label of its arch set.
 
-    A wheel of packed sources has their version: pip and `uv build` accept no other.
+    A wheel of packed sources has their version: pip and `uv build` accept no other version.
     """
     return _unfinished(config_settings) or not (ROOT / "PKG-INFO").is_file()
 

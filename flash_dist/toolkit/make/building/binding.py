@@ -115,8 +115,8 @@ def require_stable(paths: Iterable[Path], include: Sequence[Path] = ()) -> str:
 
     Args:
         paths: C++ and CUDA files.
-        include: Include folders. Headers below them, and those beside the file that includes them,
-            are read as well.
+        include: Include folders. Headers in them, and headers beside the including file,
+                are read as well.
 
     Returns:
         A warning if no file registers operators; else an empty text.

@@ -1,7 +1,7 @@
 """Packs the sources into dist/PACKAGE-X.tar.gz, and checks the archive from a user's view.
 
-Sources packed again from the archive must give the same bytes. The files must be those known to
-git. An isolated environment must be able to make a wheel's metadata from the archive.
+Packing the unpacked sources again must give equal bytes. The archive must hold exactly the files
+that git knows. An isolated environment must be able to make a wheel's metadata from the archive.
 """
 
 from __future__ import annotations

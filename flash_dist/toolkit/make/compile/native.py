@@ -143,7 +143,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
 
 @cache
 def hold(lock: Path) -> None:
-    """Wait until no other build works in a folder; keep others out until this process ends."""
+    """Wait until no other build works in a folder; block other builds until this process ends."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -283,7 +283,7 @@ class Object(NamedTuple):
 
 
 def _list_objects(options: NativeOptions, folder: Path) -> list[Object]:
-    """Return the objects to link: those of the set's targets and of the host code.
+    """Return the objects to link: objects of the set's targets and of the host code.
 
     The folder keeps objects of deleted sources; these are excluded.
     """

@@ -5,7 +5,7 @@ stub in both, and the linker would keep only one, with the kernels of its target
 have their target in every name, so they can have one object per target.
 
 A file for five targets is one command of ninja. nvcc compiles the targets in parallel while ninja
-has no other command for the cores: both take their jobs from GNU make's jobserver.
+has no other command for the cores: both get their jobs from GNU make's jobserver.
 """
 
 from __future__ import annotations

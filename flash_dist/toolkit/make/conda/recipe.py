@@ -1,7 +1,7 @@
 """Conda metadata of a wheel: build string, dependencies, GPUs. Pure functions.
 
 The solver chooses the arch set. `__cuda_arch` (CEP 46) is the *lowest* compute capability of the
-machine, so a package can promise that this GPU is served and nothing about the others:
+machine, so a package can promise that this GPU is served and nothing about the other GPUs:
 
 - Its range is derived from the targets that are really embedded, and ends where the code ends.
 - It is a constraint, not a dependency: clients that do not know `__cuda_arch` can install, too.

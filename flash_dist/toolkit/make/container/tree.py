@@ -1,4 +1,4 @@
-"""Copies the files for a build elsewhere: those of the project, and a toolkit beside it.
+"""Copies the files for a build elsewhere: the project's files, and a toolkit beside the project.
 
 The files of a clone are the tracked files, and new files that are not ignored. The files of any
 other folder are all files except hidden ones, `build/`, `dist/` and virtual environments.

@@ -99,7 +99,7 @@ def _find_definition(code: str) -> Iterator[str]:
 
 
 def _without_attributes(code: str) -> str:
-    """Remove `__launch_bounds__(256)` and the like before the body."""
+    """Remove attributes such as `__launch_bounds__(256)` before the body."""
     while found := _ATTRIBUTE.search(code.partition("{")[0]):
         end = _end_of(code, found.end(), "(", ")")
         code = f"{code[: found.start()]} {code[end:]}"

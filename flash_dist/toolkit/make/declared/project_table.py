@@ -20,7 +20,7 @@ OLDEST_TORCH: Final = (2, 10)  # its stable ABI is the one of native/CMakeLists.
 
 
 def read_project(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parts of `[project]` that wheels depend on; setuptools checks the rest."""
+    """Return the parts of `[project]` that wheels depend on; setuptools checks the other parts."""
     project = data.get("project")
     if not isinstance(project, dict):
         message = "pyproject.toml has no table [project]"

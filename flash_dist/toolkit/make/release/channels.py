@@ -122,7 +122,7 @@ def released() -> list[Row]:
 def find_published(
     dist: Path, artefacts: Sequence[Artefact], rows: Sequence[Row]
 ) -> Iterator[tuple[Row, Published]]:
-    """Yield the checked files of some channels, those made of wheels first.
+    """Yield the checked files of some channels, files made of wheels first.
 
     Raises:
         KernelsError: A channel differs from the output of its session.

@@ -173,7 +173,7 @@ def _digest(data: bytes) -> str:
 
 
 def _replace_strings(data: bytes, names: dict[str, str], file: str) -> bytes:
-    """Replace whole strings of a library by others of the same length.
+    """Replace whole strings of a library by strings of the same length.
 
     Raises:
         ArtefactError: A string is absent: the library is not ours, or was built differently.

@@ -117,7 +117,7 @@ def make_manifest(
     source: Source | None,
     files: Sequence[tuple[Row, Published]],
 ) -> dict[str, Any]:
-    """Return the manifest; `files` are those of other channels."""
+    """Return the manifest; `files` are the files of other channels."""
     return {
         "version": VERSION,
         "project": NAME,

@@ -3,7 +3,7 @@
 These are the wheels of the default index, one for each kind of CPU, under the plain version: 0.1.0
 instead of 0.1.0+cu130.all. METADATA, `_build.json`, bill of materials and RECORD differ in the
 version. All other files are those of the labelled wheel, so nothing is compiled again. No index of
-`nox -s index` lists them: pip and uv take a labelled version for a newer one.
+`nox -s index` lists them: pip and uv treat a labelled version as newer.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def gxx_version(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def glibc_version(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the version of the glibc in the host compiler's headers; empty for other libraries."""
+    """Return the version of the glibc in the host compiler's headers; empty without glibc."""
     command = [environ.get("CXX") or "g++", "-E", "-x", "c++", "-dM", "-include", "features.h"]
     done = subprocess.run(
         [*command, os.devnull], capture_output=True, text=True, check=False, timeout=30

@@ -186,7 +186,7 @@ def extract(archive: Archive, lock: Lock, include: Path) -> int:
 
 
 def fetch_remote(lock: Lock, include: Path) -> int:
-    """Extract the headers from the wheel on the package index without downloading the rest."""
+    """Extract the headers from the wheel on the package index without a download of the wheel."""
     from remotezip import RemoteZip, RemoteZipError  # noqa: PLC0415  (only this path needs it)
 
     try:

@@ -84,7 +84,7 @@ def verify(wheel: Path) -> None:
 
 
 def require_archs(result: AuditResult, asked: ArchSet) -> None:
-    """Check that a wheel has the requested targets: a sound wheel may have others."""
+    """Check that a wheel has the requested targets: a sound wheel may have other targets."""
     built = result.contents.manifest.arch_set
     if built.archs != asked.archs:
         message = f"{result.contents.path} is built for `{built}`, requested was `{asked}`"
