@@ -104,7 +104,7 @@ OUTPUTS: Final = (
 
 
 def run_output(output: Output, folder: Path, environ: dict[str, str]) -> str:
-    """Run a command in a terminal, and return it with its stdout.
+    """Run a command in a terminal, and return the command with its stdout.
 
     Raises:
         OutputError: The command ended with an unexpected status.

@@ -77,7 +77,7 @@ def make_table(table: Table, devices: Sequence[Device]) -> str:
 
 
 def _find_rows(variants: Sequence[Sequence[Variant]], dtypes: Sequence[str]) -> list[Row]:
-    """Return the rows of all passes; dtypes with equal sizes everywhere share one."""
+    """Return the rows of all passes; dtypes with equal sizes everywhere share one row."""
     rows = []
     for name, roles in PASSES.items():
         by_sizes: dict[tuple[tuple[Size, ...], ...], list[str]] = {}

@@ -98,7 +98,7 @@ def check_site(out: Path) -> Iterator[str]:
 
 
 def check_link(page: Path, link: str, pages: dict[Path, Links]) -> str:
-    """Describe what is wrong with an internal link; ignore external ones."""
+    """Describe what is wrong with an internal link; ignore external links."""
     parts = urlsplit(link)
     if parts.scheme or parts.netloc:
         return ""

@@ -27,7 +27,7 @@ SKIPPED: Final = frozenset({"headerlink", "highlight-json", "sig-paren"})
 
 @dataclass
 class Section:
-    """A heading with the text up to the next one."""
+    """A heading with the text up to the next heading."""
 
     id: str
     title: list[str] = field(default_factory=list)

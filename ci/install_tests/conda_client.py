@@ -56,7 +56,7 @@ class Solved:
 
 
 def ask(request: Request) -> dict[str, Solved]:
-    """Solve the request. If it names a prefix, delete the contents of the prefix and install.
+    """Solve the request. If it has a prefix, delete the contents of the prefix and install.
 
     Raises:
         RefusedError: There is no solution.

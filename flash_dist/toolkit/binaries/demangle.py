@@ -144,7 +144,7 @@ class _Child:
 
 
 def _exchange(process: subprocess.Popen[bytes], name: str) -> str:
-    """Send a line and read one line."""
+    """Send a name as one line, and read the answer, one line."""
     if process.stdin is None or process.stdout is None:
         return ""
     process.stdin.write(name.encode() + b"\n")

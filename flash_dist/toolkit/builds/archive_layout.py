@@ -131,7 +131,7 @@ def _find_list(file: IO[bytes]) -> tuple[int, int, int]:
 
 
 def _read_list(file: IO[bytes], members: list[Member], problems: list[str]) -> int:
-    """Collect the members, and oddities of their list. Return the offset where it starts."""
+    """Collect the members, and oddities of their list. Return the offset where the list starts."""
     damaged = _OddError("the list of members is damaged, or other bytes lie in it")
     start, end, count = _find_list(file)
     data, place = _read(file, start, end - start), 0
@@ -175,7 +175,7 @@ def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
 
 
 def _read_header(file: IO[bytes], one: Member, problems: list[str]) -> int:
-    """Read the header before a member, and compare it with the list. Return its length."""
+    """Read the header before a member, and compare it with the list. Return the header's length."""
     data = _read(file, one.place, _LOCAL.size)
     if data[:4] != _LOCAL_MAGIC:
         message = f"there is no header before {one.name}"

@@ -174,7 +174,7 @@ def describe_cost(variables: Mapping[str, str]) -> str:
 
 
 def check_jit(environment: Environment) -> CheckResult | None:
-    """Check that the JIT's cache is kept; None if it is, or if no kernel needs the JIT."""
+    """Check that the JIT's cache is kept; None if it is kept, or if no kernel needs the JIT."""
     cache = environment.host.cache if environment.host else None
     problem = find_cache_problem(environment.variables, cache)
     if problem is None or environment.installed.build is None:

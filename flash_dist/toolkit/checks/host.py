@@ -163,7 +163,7 @@ def describe_driver(environment: Environment) -> tuple[str, ...]:
 
 
 def check_devices(environment: Environment) -> CheckResult | None:
-    """Check that this process may open the device files; None if it may."""
+    """Check that this process may open the device files; None if it may open them."""
     host = environment.host
     if host is None or not host.denied or not environment.cuda.gpus:
         return None
@@ -172,7 +172,7 @@ def check_devices(environment: Environment) -> CheckResult | None:
 
 
 def check_compat(environment: Environment) -> CheckResult | None:
-    """Check that libcuda has the kernel module's release; None if it has."""
+    """Check that libcuda has the kernel module's release; None if libcuda has it."""
     host, driver = environment.host, environment.cuda.driver
     if host is None or driver is None or not environment.cuda.gpus:
         return None

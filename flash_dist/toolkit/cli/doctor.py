@@ -223,7 +223,7 @@ class ShownFixes:
 
 
 def fold(result: CheckResult, first: CheckResult) -> CheckResult:
-    """Drop details that an earlier GPU had too; -v prints them."""
+    """Drop details that an earlier GPU's result has, too; -v prints them."""
     kinds = {one.name.split()[0] for one in (result, first)}
     same = (result.status, result.all_details) == (first.status, first.all_details)
     shown = result.all_details if result.status == "fail" else result.details

@@ -248,7 +248,7 @@ def run_diff(args: argparse.Namespace) -> int:
 
 
 def find_libraries(args: argparse.Namespace) -> Iterator[Callable[[], Iterator[Library | Unread]]]:
-    """Yield a function for each named path, package and process; it opens the libraries there."""
+    """Yield a function for each named path, package and process; the function opens them."""
     yield from (partial(open_libraries, path) for path in args.paths)
     yield from (partial(package_libraries, package) for package in args.package)
     yield from (partial(process_libraries, pid) for pid in args.pid)

@@ -237,7 +237,7 @@ def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.exp
 
 
 def find_own(pasted: str) -> tuple[Sentence, ...]:
-    """Find the sentence of ours that covers most of a text; several if they are equal.
+    """Find the sentence of ours that covers most of a text; several if they cover equally much.
 
     A sentence with few fixed words counts only if the text also names this package.
     """

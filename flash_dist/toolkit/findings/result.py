@@ -114,7 +114,7 @@ class CheckResult:
 
 
 def worst_status(results: tuple[CheckResult, ...]) -> Status:
-    """Return the worst status; a skipped check counts as a good one."""
+    """Return the worst status; a skipped check counts as a good result."""
     order: tuple[Status, ...] = ("fail", "warn", "ok", "skip")
     return min((result.status for result in results), key=order.index, default="skip")
 

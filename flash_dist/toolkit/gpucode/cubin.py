@@ -138,7 +138,7 @@ class Cubin:
         return self._names[index]
 
     def contents(self, section: str) -> bytes:
-        """Return the bytes of a section; none if there is no such section."""
+        """Return the bytes of a section; empty if there is no such section."""
         found = self.sections.get(section)
         return b"" if found is None else section_data(self._data, found)
 
@@ -240,7 +240,7 @@ def _max_threads(cubin: Cubin, name: str) -> int | None:
 
 
 def read_toolkit(cubin: Cubin) -> str:
-    """Return the version, `13.0.88` or `12.6`; empty if the cubin does not tell."""
+    """Return the version of the CUDA toolkit, `13.0.88` or `12.6`; empty if the cubin lacks it."""
     match = _RELEASE.search(_read_note(cubin, TOOLS_NOTE))
     if match is not None:
         return match[1].decode()

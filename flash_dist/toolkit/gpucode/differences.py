@@ -129,7 +129,7 @@ def _compare_kernel(
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum for kernels with one name, which cannot be told apart; None if unknown."""
+    """Sum the known values of kernels that share a name; None if no value is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

@@ -165,7 +165,7 @@ def _suggest_package(name: str) -> str:
 
 
 def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]:
-    """Yield the files that a process uses, in address order; a deleted file only if its code runs.
+    """Yield the files that a process uses, in address order; skip deleted files without code.
 
     A file of a process in a container has another path for this process.
     """
@@ -202,7 +202,7 @@ def _read_maps(pid: int) -> dict[str, bool]:
 
 
 def _locate(pid: int, name: str) -> str | None:
-    """Return the path of a file in this process's view; None if it is gone."""
+    """Return the path of a file in this process's view; None if the file is gone."""
     inside = _PROC / str(pid) / "root" / name.lstrip("/")
     try:
         if Path(name).exists() and (not inside.exists() or inside.samefile(name)):

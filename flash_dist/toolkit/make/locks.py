@@ -143,7 +143,7 @@ def _mark_newer(wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
 def _compile(
     wanted: Iterable[str], made: Path, python: str = "3.10"
 ) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Ask PyPI through uv for the requirements; keep the versions in the file if possible.
+    """Ask PyPI through uv for the requirements; keep the versions in the file `made` if possible.
 
     Returns:
         Each package, by name and version.

@@ -84,7 +84,7 @@ def show_check(group: Group) -> Markup:
 
 
 def _details(check: Json) -> Markup:
-    """Write the details; fold long ones of a good result, which the tables repeat."""
+    """Write the details; fold long details of a good result, which the tables repeat."""
     details = check["details"]
     if not details:
         return Markup()
@@ -109,7 +109,7 @@ def _kind(check: Json) -> str:
 
 
 def _summarize(group: Group) -> str:
-    """Return the first summary; replace its seconds by the range over all GPUs."""
+    """Return the first summary; replace the seconds in it by their range over the GPUs."""
     summary = str(group[0][1]["summary"])
     found = [_SECONDS.search(one["summary"]) for _, one in group]
     took = sorted(int(match[1]) for match in found if match)

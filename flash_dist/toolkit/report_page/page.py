@@ -93,7 +93,7 @@ def is_nothing_checked(data: Json) -> bool:
 
 
 def colour(data: Json) -> str:
-    """Return the class of the verdict; only a checked result is good."""
+    """Return the style class of the verdict: "skip" instead of "ok" if nothing was checked."""
     if data["exit_code"] == EXIT_FINDINGS:
         return "fail"
     if data["status"] == "ok" and is_nothing_checked(data):

@@ -195,7 +195,7 @@ def _finding(
 
 
 def make_streams(device: torch.device) -> tuple[Any, ...]:
-    """Return two contexts that each select a stream; one context without effect on the CPU."""
+    """Return two contexts, each for one stream; for the CPU, one context without effect."""
     if device.type != "cuda":
         return (contextlib.nullcontext(),)
     cuda: Any = torch.cuda

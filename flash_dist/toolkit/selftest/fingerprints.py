@@ -167,7 +167,7 @@ def is_compiled_by_driver(symbols: Iterable[str]) -> bool:
 
 
 def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
-    """Return one hash of several kernels' code; empty if one is unknown."""
+    """Return one hash of several kernels' code; empty if the code of a kernel is unknown."""
     text = "".join(f"{symbol} {kernels.get(symbol, '-')}\n" for symbol in symbols)
     return hash_bytes(text.encode())
 

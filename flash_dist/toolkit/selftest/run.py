@@ -189,7 +189,7 @@ def _fix(report: SelftestReport) -> str:
 
 
 def describe_findings(report: SelftestReport) -> list[str]:
-    """Describe the first few findings with their cases; a single one is the summary."""
+    """Describe the first few findings with their cases; a single finding is the summary."""
     if len(report.findings) == 1:
         return list(report.findings[0].details)
     lines = []

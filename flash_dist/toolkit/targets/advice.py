@@ -81,7 +81,7 @@ def describe_covering(
 
 
 def arm_note(devices: Iterable[Device], machine: str, archsets: Iterable[ArchSet]) -> str:
-    """Name the GPUs that exist only with Arm CPUs, and their set; empty if `machine` is Arm.
+    """Name the GPUs that exist only with Arm CPUs, and the set for them; empty if `machine` is Arm.
 
     Args:
         devices: All requested GPUs.

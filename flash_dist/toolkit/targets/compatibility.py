@@ -295,7 +295,7 @@ def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:
 
 
 def _name_ptx(origin: Origin) -> tuple[str, Version | None]:
-    """Return the needed PTX support, and the first CUDA that has it; None if unknown."""
+    """Return the needed PTX support, and the first CUDA with this support; None if unknown."""
     toolkit = parse_version(origin.toolkit) if origin.toolkit is not None else (0, 0)
     if origin.ptx_isa is None and toolkit > NEWEST_CUDA:
         return f"PTX of CUDA {origin.toolkit}", toolkit

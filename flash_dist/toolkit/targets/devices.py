@@ -110,7 +110,7 @@ class Device:
 
     @property
     def dropped_by(self) -> Version | None:
-        """The CUDA version of the first driver that dropped this GPU; None if all support it."""
+        """The CUDA version of the first driver that dropped this GPU; None if no driver did."""
         return DROPPED.get(self.version)
 
     @property

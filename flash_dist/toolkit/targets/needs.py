@@ -62,7 +62,7 @@ def first_branch_of_build(build: Build, able: Iterable[Situation]) -> int | None
 
 
 def last_branch_of(devices: Iterable[Device]) -> int | None:
-    """Return the last driver branch that supports all of these GPUs; None if the newest does."""
+    """Return the last driver branch that supports all of these GPUs; None if the newest does so."""
     dropped = [one.dropped_by for one in devices if one.dropped_by is not None]
     return last_driver(min(dropped)) if dropped else None
 

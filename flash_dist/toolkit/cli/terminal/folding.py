@@ -21,7 +21,7 @@ NARROWEST: Final = 40
 
 
 def fold(text: str, width: int | None, *, indent: int = 0, hang: int = 2) -> list[str]:
-    """Break a text into lines; all but the first are indented by `hang` more.
+    """Break a text into lines; all lines but the first are indented by `hang` more columns.
 
     Without a width, the text stays one line.
 

@@ -43,7 +43,7 @@ def print_inspections(
     whole: bool,
     brief: bool = False,
 ) -> None:
-    """Print the contents of each library, without tables if brief; warnings on stderr."""
+    """Print the contents of each library, without tables if brief; print warnings on stderr."""
     console = make_console()
     if not inspections:
         console.print(f"{printable(', '.join(names))}: no library inside", soft_wrap=True)

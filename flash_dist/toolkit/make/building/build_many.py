@@ -79,7 +79,7 @@ def name_build(sets: Sequence[ArchSet]) -> str:
 
 
 def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) -> Builds:
-    """Build every set despite failures; before each, print the remaining time."""
+    """Build every set despite failures; before each set, print the remaining time."""
     built: list[BuiltWheel] = []
     failed: list[FailedSet] = []
     begin = time.monotonic()

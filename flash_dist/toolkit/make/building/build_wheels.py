@@ -46,7 +46,7 @@ def dist_folder(archset: ArchSet) -> Path:
 
 
 def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
-    """Replace the older wheel by a finished one; keep the older one if the disk is full."""
+    """Replace the older wheel by a finished wheel; keep the older wheel if the disk is full."""
     target = dist_folder(archset)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as folder:

@@ -88,7 +88,7 @@ class BuildNative(build_ext):
     """Builds the libraries and the manifest in place of setuptools' extension."""
 
     def run(self) -> None:
-        """Compile, then copy into the package; report failures in a sentence."""
+        """Compile the libraries, copy them into the package, and report failures in a sentence."""
         with told_in_a_sentence():
             self.compile()
 

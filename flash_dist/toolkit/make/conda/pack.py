@@ -103,7 +103,7 @@ def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
 
 
 def stage_wheel(one: Artefact, stage: Path) -> list[Path]:
-    """Unpack a wheel as conda installs it, with conda as its installer; return its licences."""
+    """Unpack a wheel as conda installs it, with conda as installer; return the licence files."""
     site = stage / SITE
     with open_wheel(one.path) as wheel:
         (record,) = (name for name in wheel.names if name.endswith(".dist-info/RECORD"))

@@ -96,7 +96,7 @@ def note_wheel(note: Path, inputs: str, wheel: Path) -> None:
 def cibuildwheel_environ(
     archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
 ) -> dict[str, str]:
-    """Return the environment of one run; `settings.PASSED` lists what enters the container."""
+    """Return the environment of one run; `settings.PASSED` lists the container's variables."""
     project = load_project()
     image = image_of(environ)
     chosen = {

@@ -150,7 +150,7 @@ def _describe(dist: Path, one: Artefact) -> dict[str, Any]:
 
 
 def _describe_file(dist: Path, row: Row, file: Published) -> dict[str, Any]:
-    """Describe a channel's file; most facts are known only if it was made from a wheel."""
+    """Describe a channel's file; most facts are known only for a file made from a wheel."""
     one, data = file.wheel, file.path.read_bytes()
     return {
         **(_describe(dist, one) if one else {}),

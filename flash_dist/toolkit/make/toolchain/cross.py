@@ -77,7 +77,7 @@ def target_machine(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def find_target(environ: Mapping[str, str] = os.environ) -> Target | None:
-    """Return the target of a build; None for CPUs like the compiling one."""
+    """Return the target of a build; None for CPUs like the compiling CPU."""
     return TARGETS.get(target_machine(environ))
 
 
