@@ -84,8 +84,8 @@ def known_sets() -> tuple[ArchSet, ...]:
 def load_proofs(path: Source | None = None) -> dict[Arch, Proof]:
     """Read how far code of each target was proven on real hardware.
 
-    `native` ran there; `jit` ran after the driver compiled it for a newer GPU. A target that is not
-    in the table was only `assembled`.
+    `native` code ran on its GPU; `jit` code ran after the driver compiled it for a newer GPU. A
+    target that is not in the table was only `assembled`.
     """
     proofs: dict[Arch, Proof] = {}
     for target, proof in _section(path, "proof").items():

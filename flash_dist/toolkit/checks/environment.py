@@ -52,7 +52,7 @@ _OF_A_MACHINE = {
     *_OF_PRODUCT,
 }
 WHAT_IF_VARIABLES = tuple(name for name in VARIABLES if name not in _OF_A_MACHINE)
-# Variables that change which files are found. Empty ones have no effect.
+# Variables that change which files are found. Empty variables have no effect.
 SEARCH_VARIABLES = (*LOADER_VARIABLES, "PYTHONPATH")
 FREE_THREADED = "free-threaded"  # a Python without the GIL
 

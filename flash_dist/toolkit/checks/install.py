@@ -70,7 +70,7 @@ def check_torch(environment: Environment) -> CheckResult:
 
 
 def _prefer_another(environment: Environment, result: CheckResult) -> CheckResult:
-    """Name the folder of each torch. Advise using a suitable one before installing a new one."""
+    """Name the folder of each torch. Advise to use a suitable torch before a new one."""
     if not environment.torch.copies:
         return result
     first, *others = environment.torch.copies

@@ -139,7 +139,7 @@ def _read_manifest(library: Library) -> Manifest | None:
     """Read the manifest beside a library, in a wheel or a folder.
 
     Returns:
-        The manifest with the kernels of this library alone; None if it belongs to another library.
+        The manifest with the kernels of this library alone; None if it is another library's.
 
     Raises:
         KernelsError: There is no manifest, or it cannot be read.

@@ -155,7 +155,7 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
 def _judge_each(
     environment: Environment, groups: Sequence[tuple[str, Iterable[Library | Unread]]]
 ) -> Iterator[CheckResult]:
-    """Judge each wheel separately: one cannot replace missing code of another."""
+    """Judge each wheel separately: a wheel cannot replace code that another wheel lacks."""
     for number, (name, libraries) in enumerate(groups):
         for result in examine_libraries(environment, libraries):
             if result.name not in _OF_MACHINE:

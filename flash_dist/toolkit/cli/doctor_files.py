@@ -116,7 +116,7 @@ def load_record(place: str) -> Record:
 
 
 def require_place(option: str, text: str, *, example: str) -> Path:
-    """Read an output path. Report an unwritable one at once, not after minutes of work."""
+    """Read an output path. Report an unwritable path at once, not after minutes of work."""
     path = Path(text)
     if not text or path.is_dir() or not path.parent.is_dir():
         inside = f"is in `{path.parent}`, which is not a folder"

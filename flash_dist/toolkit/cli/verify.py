@@ -1,4 +1,4 @@
-"""`verify`: checks that a wheel or conda package is the one that was released."""
+"""`verify`: checks that a wheel or conda package is the released file."""
 
 from __future__ import annotations
 

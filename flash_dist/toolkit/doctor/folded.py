@@ -1,4 +1,4 @@
-"""Compact form of a build's kernels and a library's images in a record: equal ones appear once."""
+"""Compact form of a build's kernels and a library's images in a record: equal items appear once."""
 
 from __future__ import annotations
 

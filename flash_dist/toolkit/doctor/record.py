@@ -60,7 +60,7 @@ class Record:
 
     @property
     def origin(self) -> dict[str, str]:
-        """Time of writing, and version that wrote it."""
+        """The time of writing, and the version of the package that wrote the record."""
         return {"recorded": self.recorded, NAME: self.written_by}
 
     @classmethod

@@ -265,7 +265,7 @@ def _starts(lines: list[str], squeezed: str) -> Iterator[int]:
 
 
 def describe(sentences: tuple[Sentence, ...]) -> Entry:
-    """Describe the source and the hint of a sentence, or of each of several equal ones."""
+    """Describe the source and the hint of a sentence, or of each of several equal sentences."""
     where = " or ".join(dict.fromkeys(map(str, sentences[:_SHOWN])))
     more = f" or {len(sentences) - _SHOWN} more" if len(sentences) > _SHOWN else ""
     meaning = f"It is printed by {where}{more}. {OWN_SENTENCE.meaning}"

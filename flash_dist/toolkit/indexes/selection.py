@@ -99,7 +99,7 @@ class Selection:
 
     devices: tuple[Device, ...]  # servable by some build, each once, oldest first
     driver: Driver | None
-    candidates: tuple[Judged, ...]  # the chosen one first, then by size; if none, best first
+    candidates: tuple[Judged, ...]  # the chosen set first, then by size; without one, best first
     chosen: Judged | None
     unservable: tuple[Device, ...] = ()  # older than every build supports
     held_back: Judged | None = None  # the set to use with a newer driver

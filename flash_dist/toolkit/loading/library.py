@@ -89,7 +89,8 @@ def last_variant() -> dict[str, dict[str, Any]]:
     """Return the last variant that each role launched in this process.
 
     Maps a role such as "fwd" to device, symbol, family, plan, binary_version (compute capability of
-    the SASS that the driver loaded, times 10) and ptx_version (of the PTX that it was made from).
+    the SASS that the driver loaded, times 10) and ptx_version (of the PTX that was compiled to that
+    SASS).
     """
     return dict(_read_json(_function("last_variant_json")))
 

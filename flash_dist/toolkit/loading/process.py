@@ -68,7 +68,7 @@ class Outcome:
 
 
 def python_command(*arguments: str) -> list[str]:
-    """Return the command of a Python with this one's search path.
+    """Return the command that starts Python with the search path of this process.
 
     Variables are inherited, but options are not: -I, -E, -s and -P are passed on, because they
     exclude the current folder or PYTHONPATH from imports.

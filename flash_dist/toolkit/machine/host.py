@@ -82,7 +82,7 @@ class Host:
 
     container: str = ""  # container runtime, such as "docker"
     wsl: bool = False
-    libcuda: str = ""  # the loaded file, or the one that would be loaded
+    libcuda: str = ""  # the file that is loaded, or would be loaded
     stray_libcuda: str = ""  # a libcuda outside the loader's path
     jit_compiler: str = ""
     module_release: str = ""  # release of the kernel module, from /proc

@@ -91,7 +91,7 @@ def read_install_files(
 def _find_record(
     name: str, folder: Path
 ) -> tuple[Path | None, Sequence[metadata.PackagePath] | None]:
-    """Find the RECORD of an installed wheel. A build in the sources leaves an egg-info without one.
+    """Find the RECORD of an installed wheel. A build in the sources leaves no RECORD.
 
     Returns:
         The file, or None if there is none; and its contents, or None if they cannot be read.

@@ -76,7 +76,7 @@ def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | Non
 
 
 def read_installed(package: Path = PACKAGE) -> Installed:
-    """Read manifest and library; describe an absent or broken one as a problem."""
+    """Read manifest and library; describe an absent or broken file as a problem."""
     manifest: Manifest | None = None
     manifest_problem, library_problem, access_fix = "", "", ""
     embedded: tuple[Variant, ...] = ()

@@ -34,7 +34,7 @@ _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU in CUDA's order, or an imagined one of a what-if."""
+    """One GPU in CUDA's order, or an imagined GPU of a what-if."""
 
     index: int
     name: str

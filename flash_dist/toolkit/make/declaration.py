@@ -144,7 +144,7 @@ class Project:
 
     @property
     def epoch(self) -> str:
-        """SOURCE_DATE_EPOCH of a build: the environment's, or the declared one.
+        """SOURCE_DATE_EPOCH of a build: the environment's value, or the declared value.
 
         Raises:
             DeclarationError: The value in the environment is not a valid time for a zip file.

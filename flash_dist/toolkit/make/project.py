@@ -152,7 +152,7 @@ def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
 
 
 def can_read_toml() -> bool:
-    """Tell if this Python has a TOML parser: 3.10 gets one with the requirements of a build."""
+    """Tell if this Python has a TOML parser: 3.10 gets it with the requirements of a build."""
     return sys.version_info >= (3, 11) or find_spec("tomli") is not None
 
 

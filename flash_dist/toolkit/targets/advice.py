@@ -313,11 +313,11 @@ def driver_fix(
     devices: Iterable[Device] = (),
     jit: JitPolicy = ALLOWED,
 ) -> str:
-    """Say what to do if the driver is too old: install a newer one, or a set that it loads.
+    """Say what to do if the driver is too old: install a newer driver, or a set that it loads.
 
     Args:
         build: The build that the driver does not load.
-        driver: The present one, if known.
+        driver: The present driver, if known.
         devices: The GPUs, which another set must all serve.
         jit: Variables that change what the driver does with embedded code.
     """

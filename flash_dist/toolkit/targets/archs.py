@@ -219,7 +219,7 @@ def _suggestion(text: str) -> str | None:
 
 
 def own_targets(archsets: Iterable[ArchSet]) -> tuple[Arch, ...]:
-    """Return the chip and family targets of sets, which GPUs use instead of plain ones."""
+    """Return the chip and family targets of sets, which GPUs use instead of plain targets."""
     every = {arch for one in archsets for arch in one.archs}
     return tuple(sorted(arch for arch in every if arch.suffix and not arch.ptx))
 
@@ -245,7 +245,7 @@ def describe_plain(archset: ArchSet, own: Iterable[Arch]) -> str:
 def unsupported(archset: ArchSet, toolkit: str) -> tuple[Arch, ...]:
     """Return the targets of a set that this toolkit cannot compile.
 
-    A toolkit that is not in the table counts as the newest known one before it.
+    A toolkit that is not in the table counts as the newest known toolkit before it.
     """
     version = parse_version(toolkit)
     known = [name for name in TOOLKIT_ARCHS if parse_version(name) <= version]

@@ -77,7 +77,7 @@ def order_of_sets(hows: Iterable[str]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Origin:
-    """Properties of an image that a driver checks. Unknown ones are not judged."""
+    """Properties of an image that a driver checks. Unknown properties are not judged."""
 
     toolkit: str | None = "13.0"
     ptx_isa: Version | None = None  # of PTX; None: the toolkit's default
@@ -168,7 +168,7 @@ def choose_arch(
 ) -> tuple[Arch, RunVerdict] | None:
     """Return the target that serves the device best, None if none runs or might run there.
 
-    Among equals the one closest to the device wins: higher number, then `a`, `f`, no suffix.
+    Among equals the target closest to the device wins: higher number, then `a`, `f`, no suffix.
     """
     judged = [(arch, judge(arch, device, driver)) for arch in archs]
     able = [(arch, verdict) for arch, verdict in judged if verdict.how != "no"]

@@ -173,7 +173,7 @@ def _by_name(kernel: KernelInfo) -> tuple[object, ...]:
 
 @lru_cache(maxsize=1024)
 def show_name(name: str) -> str:
-    """Return a kernel's name for tables: demangled, with the middle of a long one left out.
+    """Return a kernel's name for tables: demangled, with the middle of a long name left out.
 
     NOTE: tables are sorted by name, and repeat a name for every target.
     """

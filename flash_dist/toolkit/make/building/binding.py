@@ -101,7 +101,7 @@ class Problem:
 
     path: Path
     mention: Mention
-    source: Path  # the source to compile: this file, or one that includes it
+    source: Path  # the source to compile: this file, or a file that includes it
 
     def __str__(self) -> str:
         verb = "includes" if isinstance(self.mention, Include) else "has"

@@ -97,7 +97,7 @@ def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) 
 
 
 def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
-    """Estimate the time left from finished sets: only the first set with a target compiles it."""
+    """Estimate the time left from finished sets: a target is compiled only for its first set."""
     seen: set[object] = set()
     counts = []
     for one in sets:

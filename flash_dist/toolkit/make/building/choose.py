@@ -1,4 +1,4 @@
-"""Chooses the arch sets to build: named ones, else TORCH_CUDA_ARCH_LIST, else all published."""
+"""Chooses the arch sets to build: named sets, TORCH_CUDA_ARCH_LIST, or else all published sets."""
 
 from __future__ import annotations
 

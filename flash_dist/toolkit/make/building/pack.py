@@ -160,7 +160,7 @@ class SdistWithSources(sdist):
         """Put the files to pack into a folder."""
         super().make_release_tree(base_dir, sorted({*files, *_list_sources()}))
         if not (EMBEDDED or (ROOT / "setup.cfg").is_file()):
-            # setuptools writes setup.cfg. An sdist made from this one would list it.
+            # setuptools writes setup.cfg. An sdist made from this sdist would list that file.
             (Path(base_dir) / "setup.cfg").unlink(missing_ok=True)
 
 

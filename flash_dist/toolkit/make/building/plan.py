@@ -95,7 +95,7 @@ def plan_this_build() -> BuildPlan:
 
 
 def find_release(environ: Mapping[str, str]) -> str:
-    """Return the CUDA release of the existing toolkit, else of the one to install."""
+    """Return the CUDA release of the existing toolkit, else of the toolkit to install."""
     home = named_home(environ) or installed_home()
     return release_of(tool_version(home, "nvcc")) if home else run_preflight(environ).toolkit
 

@@ -1,7 +1,7 @@
 """Tests a wheel in the container, where glibc is old: cibuildwheel's test step.
 
 With each torch that a variable names, the test loads the operators and asks doctor about GPUs that
-are not here: all that the wheel was built for, and one that it was not built for. Then the
+are not here: all that the wheel was built for, and one GPU that it was not built for. Then the
 project's tests run: pytest for a folder, Python for a file.
 
 The script uses only the standard library, because it runs beside the wheel. The script reads two

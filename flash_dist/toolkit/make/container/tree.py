@@ -48,7 +48,7 @@ def add_toolkit(tree: Path) -> None:
 
 
 def list_project() -> list[Path]:
-    """Return the files of the project, including ignored ones that its table names."""
+    """Return the files of the project, including ignored files that its table names."""
     project = load_project()
     known = list_known(ROOT)
     files = list_files(ROOT) if known is None else known

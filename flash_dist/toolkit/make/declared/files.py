@@ -26,7 +26,7 @@ _NO_SOURCES: Final = frozenset({"__pycache__", "node_modules"})
 _VENV: Final = "pyvenv.cfg"
 _REFUSED: Final = re.compile(r'[\x00-\x1f\x7f;,\\"$`]')  # refused by CMake in lists, or by nvcc
 _WILD: Final = re.compile(r"[*?\[]")
-_MOST_NAMES: Final = 2000  # number of names compared with a wrong one
+_MOST_NAMES: Final = 2000  # number of names compared with a wrong name
 
 
 def find_paths(
@@ -178,7 +178,7 @@ def _require_readable(path: Path, root: Path, where: str) -> None:
 
 
 def _find_leaving(path: Path, root: Path) -> Iterator[Path]:
-    """Yield links that leave the project: the path, or one inside it."""
+    """Yield links that leave the project: the path itself, or a link below it."""
     real = root.resolve()
     if not path.resolve().is_relative_to(real):
         yield path

@@ -160,7 +160,7 @@ def _complete(name: str, told: object, own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield for each CPU the default set of pip and conda: the one that serves most GPUs."""
+    """Yield for each CPU the default set of pip and conda: the set that serves most GPUs."""
     archs = {name: ArchSet.parse(one["archs"], name=name).archs for name, one in tables.items()}
     devices = {arch.device for every in archs.values() for arch in every if not arch.ptx}
     machines = {name: str(one.get("machine", DEFAULT_MACHINE)) for name, one in tables.items()}

@@ -68,7 +68,7 @@ def write_index(
         offers: Files of other channels; their folders are copied.
 
     Returns:
-        The indexes, the default one first.
+        The names of the indexes, the default index first.
     """
     groups = {name: list(_of_set(artefacts, name)) for name in _set_names(artefacts)}
     default = pick_default(artefacts, partial=partial)
@@ -179,7 +179,7 @@ def write_simple(folder: Path, files: Sequence[File]) -> None:
 
 
 def _make_file(one: Artefact) -> File:
-    """Describe a wheel. A `+` is written `%2B`: some file stores read it as a blank."""
+    """Describe a wheel. A `+` is written `%2B`: some file stores read `+` as a blank."""
     return File(
         one.file_name,
         f"../../{PACKAGES}/{quote(one.file_name)}",

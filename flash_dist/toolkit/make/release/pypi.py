@@ -93,7 +93,7 @@ def _store(archive: zipfile.ZipFile, name: str, data: bytes, like: zipfile.ZipIn
 
 
 def _folders(one: Artefact, manifest: Manifest) -> tuple[str, str]:
-    """Return the names of the metadata's folder, the old and the new one."""
+    """Return the old and the new name of the metadata's folder."""
     versions = (one.manifest.package_version, manifest.package_version)
     old, new = (f"{NAME}-{version}.dist-info" for version in versions)
     return old, new

@@ -2,7 +2,7 @@
 
 nvcc, cicc and cudafe++ come from Debian's package nvidia-cuda-toolkit, unpacked and not installed;
 headers, libdevice and libcudart.so.12 come from PyPI. ptxas is of CUDA 12.9: SASS of any 12.x runs
-on every driver from 525 on, and the older ptxas spills registers in kernels where the newer one
+on every driver from 525 on, and the older ptxas spills registers in kernels where the newer ptxas
 spills none. All of it is under NVIDIA's End User License Agreement.
 """
 

@@ -45,7 +45,7 @@ class Toolchain:
 
 
 def find_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
-    """Return the toolkit in CUDA_HOME, else the one installed from PyPI."""
+    """Return the toolkit in CUDA_HOME, else the toolkit installed from PyPI."""
     home = named_home(environ)
     if home is None:
         home = installed_home()
@@ -88,7 +88,7 @@ def named_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def home_variable(cuda: str) -> str:
-    """Return the variable that names the toolkit of one CUDA major, for builds with several."""
+    """Return the variable that names the toolkit of one CUDA major, if a build needs several."""
     return f"{VARIABLES}CUDA_{cuda.partition('.')[0]}_HOME"
 
 

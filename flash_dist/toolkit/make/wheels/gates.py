@@ -108,7 +108,7 @@ def require_served(manifest: Manifest) -> None:
 
 
 def require_fresh(wheel: Path, manifest: Manifest) -> None:
-    """Check that `_build.json` is of this source: an older one may declare the same kernels."""
+    """Check that `_build.json` is of this source: an older file may declare the same kernels."""
     project = load_project()
     told = {
         "the hash of the C++ and CUDA files": (manifest.sources, hash_sources()),
