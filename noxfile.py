@@ -410,7 +410,7 @@ def repro(session: nox.Session) -> None:
     for folder in ("one", "another-folder"):
         tree = Path(session.create_tmp()) / folder / "flash_dist"
         copy_tree(session, tree)
-        for name in names:  # the session rejects unknown ones
+        for name in names:  # the session rejects unknown names
             builder = published[name].session if name in published else "build_wheels"
             run_session(session, builder, *native, name, tree=tree)
         for made in (*([row.name, *row.partial] for row in released()), ["manifest"]):
@@ -551,7 +551,7 @@ def lock_requirements(session: nox.Session) -> None:
 
 @session_of
 def lock_headers(session: nox.Session) -> None:
-    """Pin the torch headers that csrc/binding/attention.cpp includes, from a torch: `-- 2.13.0`."""
+    """Pin the torch headers that csrc/binding/attention.cpp includes, of a release: `-- 2.13.0`."""
     install(session, "build")
     module = "flash_dist.toolkit.make.toolchain.torch_headers"
     session.run("python", "-m", module, "--lock", *(session.posargs or ["2.13.0"]))

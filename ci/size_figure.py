@@ -1,8 +1,8 @@
 """Where the bytes of each set's wheel are: a picture, and a line for each target.
 
-The size of an image is its size in the compressed wheel: nvcc 12.4 compresses less, and the wheel
-makes up for it. The bytes of a SASS image with kernels of several roles are divided in proportion
-to the size of their code. Megabytes are 10^6 bytes.
+The size of an image is its size in the compressed wheel: nvcc 12.4 compresses images less, and the
+compression of the wheel makes up for it. The bytes of a SASS image with kernels of several roles
+are divided in proportion to the size of their code. Megabytes are 10^6 bytes.
 """
 
 from __future__ import annotations

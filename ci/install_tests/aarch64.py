@@ -60,7 +60,7 @@ print(f"{platform.machine()}: {len(found)} kernels as declared; without a driver
 
 @dataclass(frozen=True)
 class Root:
-    """A Debian for another CPU, whose Python an emulator runs; nothing is installed."""
+    """A Debian for another CPU, only unpacked; an emulator runs its Python."""
 
     folder: Path
     emulator: str
@@ -199,7 +199,7 @@ class WheelTest:
 
 
 def find_wheels(dist: Path) -> list[Artefact]:
-    """Return the wheels of dist/ that are for this CPU.
+    """Return the wheels of dist/ for the emulated CPU.
 
     Raises:
         FlashDistError: There is no such wheel.

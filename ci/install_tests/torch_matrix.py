@@ -139,7 +139,7 @@ class Matrix:
         self._uv(*command, str(one.path))
 
     def _require_space(self) -> None:
-        if self.work.exists():  # a child process has already created most of the cache
+        if self.work.exists():  # an earlier pair has checked the space
             return
         self.work.mkdir(parents=True)
         free = shutil.disk_usage(self.work).free

@@ -38,7 +38,7 @@ class Variable:
 
     name: str
     check: str  # a function that describes what is wrong with a value; "" if nothing is
-    finding: Mapping[str, Any]  # the fields of an `Entry` for such a value
+    finding: Mapping[str, Any]  # the fields of an `Entry` for a wrong value
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Product:
     """The package. A part is named `module` or `module:function`, relative to the package."""
 
     name: str  # of the distribution, and namespace of its torch operators
-    library: str  # file of the kernels; each renamed copy of the package has its own
+    library: str  # file of the kernels; each renamed copy of the package has its own file
     summary: str  # the first sentence of its README
     index: str  # of the package index with the releases
     axes: tuple[Mapping[str, Any], ...] = ()  # of its kernels, see `targets.axes`

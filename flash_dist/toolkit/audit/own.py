@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..gpucode.cubin import KernelInfo
 
 _GENCODE = "-gencode="
-_ANY = "of another role"  # if the manifest states no role
+_ANY = "of another role"  # if no fallback role is stated
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
 
 
 def _image_problems(contents: WheelContents) -> Iterator[str]:
-    """Check each image: it is for a target of the set, compressed, and if PTX, of one kernel."""
+    """Check that each image is compressed, for a target of the set, and if PTX, of one kernel."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
     plain = {one.symbol for one in contents.manifest.kernels if one.is_plain}

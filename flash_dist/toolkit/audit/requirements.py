@@ -70,7 +70,7 @@ class Requirements:
 
     @property
     def choice(self) -> Choice:
-        """How much of the libraries must be read."""
+        """The choice of what to read in the libraries."""
         asked = (self, *(one for _, one in self.policies))
         deep = any(one.kernels or one.no_stubs for one in asked)
         level: Level = "coverage" if deep else "targets"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Work = Literal["bytes", "searched", "members", "images", "symbols", "kernels"]
 
-# A library counts as this many members: opening one takes 0.5 ms, skipping a member 0.02 ms.
+# A library counts as this many members: opening a library takes 0.5 ms, skipping a member 0.02 ms.
 LIBRARY_COST: Final = 30
 
 

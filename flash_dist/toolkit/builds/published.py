@@ -69,7 +69,7 @@ def load_archsets(path: Source | None = None) -> dict[str, ArchSet]:
 
 @cache
 def published_sets() -> tuple[ArchSet, ...]:
-    """Return the sets that this version of the package is published in."""
+    """Return the arch sets in which this version of the package is published."""
     return tuple(load_archsets().values())
 
 
@@ -117,7 +117,7 @@ def load_picks(path: Source | None = None, machine: str = DEFAULT_MACHINE) -> di
 
 
 def pick_for(client: str, path: Source | None = None, machine: str = DEFAULT_MACHINE) -> ArchSet:
-    """Return the set for a client that asks for none.
+    """Return the set for a client that asks for no set.
 
     Raises:
         ArchError: The file names no set for this client and machine, or `load_picks` rejects it.

@@ -105,7 +105,7 @@ def _better(environment: Environment) -> str:
 
 
 def _is_compiled_without(verdict: DeviceVerdict, build: Build) -> bool:
-    """Tell if the driver would compile PTX of a build if it were allowed and able to."""
+    """Tell if the driver would compile PTX of a build if nothing prevented it."""
     situation = replace(verdict.situation, jit=ALLOWED)
     return judge_device(build, situation).how == "jit"
 

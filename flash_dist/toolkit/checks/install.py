@@ -178,7 +178,7 @@ def _name_builds() -> str:
 
 
 def _leave(environment: Environment) -> str:
-    """Return the step for sources that hide an installed wheel; empty if they hide none."""
+    """Return the step to take if sources hide an installed wheel; empty if they hide none."""
     files = environment.files
     if files.in_sources and files.copies:
         return _LEAVE

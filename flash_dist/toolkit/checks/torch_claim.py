@@ -1,7 +1,7 @@
 """Checks whether torch itself supports a GPU as this build does.
 
 torch.cuda.get_arch_list() is a text that was fixed when torch was compiled. `_check_capability`
-warns according to this text, but drops suffixes and takes PTX for SASS. This check reads the code
+warns according to this text, but drops suffixes and treats PTX as SASS. This check reads the code
 in torch's library instead.
 """
 
@@ -80,7 +80,7 @@ def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
 def claims(code: TorchCode, gpu: Gpu) -> bool:
     """Tell if `_check_capability` accepts a GPU.
 
-    torch accepts a GPU of the same major and no older minor than some code; suffixes do not count.
+    torch accepts a GPU if some code has the same major and no newer minor; suffixes do not count.
     """
     plain = {Arch(arch.major, arch.minor) for arch in code.arch_list}
     return not plain or any(judge(arch, gpu.device, None, Origin(None)) for arch in plain)

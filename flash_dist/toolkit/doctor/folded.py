@@ -67,7 +67,7 @@ FoldedVariant = make_dataclass(
 
 @dataclass(frozen=True)
 class FoldedKernels:
-    """Kernels that some targets share, by their symbols without prefix and target."""
+    """Kernels that several targets have, by their symbols without prefix and target."""
 
     targets: tuple[Arch, ...]
     names: tuple[str, ...]

@@ -64,7 +64,7 @@ def _find_entry(name: str) -> Entry:
     return entry
 
 
-# Types written as a word: their writer, reader and form.
+# Types that are written as one word: for each, its writer, its reader and its form.
 _WORDS: Final[dict[Any, tuple[Callable[[Any], str], Callable[[str], Any], str]]] = {
     Arch: (str, Arch.parse, "a target such as `sm_90a`"),
     Device: (str, Device.parse, "a compute capability such as `8.6`"),

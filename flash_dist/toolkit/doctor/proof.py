@@ -85,7 +85,7 @@ class Proof:
 
     @contextmanager
     def side_by_side(self, gpus: Iterable[Gpu]) -> Iterator[None]:
-        """Run the selftests of these GPUs in parallel, starting with the first request."""
+        """Let the selftests of these GPUs run in parallel; the first request starts all of them."""
         commands = {
             str(gpu.index): make_command(str(gpu.index), self._runs, self._child) for gpu in gpus
         }
@@ -121,7 +121,7 @@ class Proof:
         return add_agreement(result, self.compare(gpu, report))
 
     def compare(self, gpu: Gpu, report: SelftestReport) -> Agreement:
-        """Keep a GPU's results and compare them with the recorded ones."""
+        """Keep a GPU's results, and compare them with the recorded results."""
         cuda = self._environment.cuda
         driver = (cuda.driver.release or str(cuda.driver.cuda)) if cuda.driver else ""
         setting = Setting(
@@ -190,7 +190,7 @@ def run_on_cpu(
 
 
 def read_kernels(library: str) -> Mapping[str, str]:
-    """Hash the kernels of a package; unreadable ones match no recorded hash.
+    """Hash the kernels of a package; unreadable kernels match no recorded hash.
 
     Args:
         library: The first library of the package; its other libraries are in the same folder.

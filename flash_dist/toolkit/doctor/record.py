@@ -1,7 +1,7 @@
 """A machine in a file, to be judged elsewhere with the same result: `--save` and `--load`.
 
-The checks judge one Environment. A record is that value, the options and the selftest results. User
-names, host names and secrets are left out.
+The checks judge one Environment. A record holds that Environment, the options and the selftest
+results. User names, host names and secrets are left out.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _name_writer(data: dict[str, Any]) -> str:
 
 
 def _require_version(data: dict[str, Any], by: str) -> None:
-    """Reject a record of a later version, with that version's name."""
+    """Reject a record of a later version; the message names that version."""
     version = data.pop("version", None)
     if type(version) is not int or version < 1:
         message = f"`version` must be {VERSION}"

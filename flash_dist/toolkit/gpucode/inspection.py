@@ -153,7 +153,7 @@ def inspect_library(name: str, archive: str, fatbin: Fatbin, choice: Choice) -> 
 def inspect_libraries(
     libraries: Iterable[Library | Unread], choice: Choice
 ) -> tuple[list[Inspection], list[Unread]]:
-    """Read the requested parts of each library; collect unreadable ones separately.
+    """Read the requested parts of each library; collect unreadable libraries separately.
 
     Raises:
         FatbinError: Nothing could be opened at all.
@@ -195,7 +195,7 @@ def _toolkits(kernels: Iterable[KernelInfo]) -> dict[int, str]:
 def _check_images(
     fatbin: Fatbin, report: FatbinReport, damaged: list[str]
 ) -> tuple[FatbinReport, tuple[KernelInfo, ...]]:
-    """Open every image, also relocatable ones; describe each problem in a sentence.
+    """Open every image, also relocatable images; describe each problem in a sentence.
 
     Returns:
         The report with the targets according to the images themselves, and all kernels.
@@ -223,7 +223,7 @@ def name_target(entry: FatbinEntry) -> str:
 
 
 def sizes_by_target(report: FatbinReport) -> dict[str, Size]:
-    """Sum up the images of each target, relocatable ones included."""
+    """Sum up the images of each target, including relocatable images."""
     sums: dict[str, Size] = {}
     for entry in report.entries:
         name, image = name_target(entry), Size(1, entry.compressed_size, entry.uncompressed_size)

@@ -180,7 +180,7 @@ def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]
 
 
 def _read_maps(pid: int) -> dict[str, bool]:
-    """Return the files that a process has mapped, with True for executable ones."""
+    """Return the files that a process has mapped, with True for executable files."""
     if not (_PROC / "self").exists():
         message = f"cannot list the files of process {pid}: this system has no /proc"
         raise FatbinError(message)

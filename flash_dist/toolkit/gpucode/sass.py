@@ -59,7 +59,7 @@ _ALL_BYTES = bytes(range(256))
 _PTX_BRACE = re.compile(rb"[{}]")
 _PTX_BODY_START = re.compile(rb"[{;]")
 _NO_BRACES = _ALL_BYTES.translate(None, b"{}")
-_BRACES_AT_ONCE = 4096  # bytes of a body
+_BRACES_AT_ONCE = 4096  # bytes of a body that are searched in one step
 
 _WHITESPACE = b" \t\n\r\f\v"
 _ONE_BRACE = bytes.maketrans(b"}" + _MARK, b"{ ")

@@ -86,7 +86,7 @@ class IndexedWheel:
     def fits(self, python: str, *, here: bool = True) -> bool:
         """Tell if a Python can install the wheel.
 
-        If an index does not state Requires-Python, that of this toolkit's wheels counts.
+        If an index does not state Requires-Python, Requires-Python of this toolkit's wheels counts.
 
         Args:
             python: Version of the Python; empty for any.

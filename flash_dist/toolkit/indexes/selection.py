@@ -76,7 +76,7 @@ class Judged:
 
     @property
     def rank(self) -> int:
-        """How the worst-served GPU is served; less is better."""
+        """A number for how the worst-served GPU is served; less is better."""
         return max((_rank(verdict) for verdict in self.verdicts), default=0)
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Selection:
 
     @property
     def driver_refusal(self) -> str:
-        """Why the driver refuses the set that serves the GPUs; empty if no driver helps."""
+        """The reason why the driver refuses the set for the GPUs; empty if no driver helps."""
         verdicts = self.held_back.verdicts if self.held_back is not None else ()
         reasons = (one.reason for one in verdicts if one.cause == "driver-too-old")
         return next(reasons, "")

@@ -151,7 +151,7 @@ class _Judge:
         return Prediction(self.label, sure, doubts)
 
     def _judge_name(self) -> Iterator[Finding]:
-        """Compare the tag in an extension module's name with the interpreter's."""
+        """Compare the tag in an extension module's name with the interpreter's tag."""
         match = _TAGGED.fullmatch(self.file)
         stem = self.file.partition(".")[0]
         if match is None or match[1] in self.host.suffixes:
@@ -228,7 +228,7 @@ class _Judge:
         return causes.old_library(file, version, found)
 
     def _judge_symbols(self, closure: Closure) -> list[Finding | str]:
-        """Look up every symbol; the sentences describe what remains unknown."""
+        """Look up every symbol; returned sentences describe what remains unknown."""
         undefined = [one.name for one in self._unresolved(closure)]
         python = [name for name in undefined if _PYTHON_SYMBOL.fullmatch(name)]
         torch = [name for name in undefined if causes.is_torch_symbol(name)]

@@ -1,4 +1,4 @@
-"""Asks the driver for its GPUs, in a separate process if this one has no CUDA yet.
+"""Asks the driver for its GPUs, in a separate process if this process does not use CUDA yet.
 
 `cuInit` cannot be undone: a process that has called it leaves its forked children (a DataLoader's
 workers, multiprocessing on Linux) without CUDA. NVML cannot replace `cuInit`: NVML ignores CUDA's

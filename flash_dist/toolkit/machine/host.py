@@ -154,7 +154,7 @@ def gather_host(
 
     Args:
         environ: Variables of this process.
-        root: The root directory; another one in tests.
+        root: The root directory; another directory in tests.
         may_use: Function like `os.access`.
         nvml: Function that asks NVML.
     """

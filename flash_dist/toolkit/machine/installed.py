@@ -113,7 +113,7 @@ def combine(
     manifest_problem: str = "",
     library_problem: str = "",
 ) -> Installed:
-    """Join the two views: the library decides which kernels exist, the manifest adds details."""
+    """Combine both: the library decides which kernels exist, and the manifest adds details."""
     found = Installed(None, library, manifest_problem, library_problem)
     if manifest is None:
         toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)

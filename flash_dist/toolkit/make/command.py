@@ -26,7 +26,7 @@ def complain(error: object) -> None:
 
 
 def command(main: Callable[Words, int]) -> Callable[Words, int]:
-    """Make a command end with 1 and a sentence after an expected error, without a traceback."""
+    """Make a command end with status 1 and a sentence after an expected error."""
 
     @functools.wraps(main)
     def run(*args: Words.args, **options: Words.kwargs) -> int:

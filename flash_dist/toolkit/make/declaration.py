@@ -339,7 +339,7 @@ def _read_spills(told: str | list[Any], root: Path) -> Path | tuple[Mapping[str,
 
 
 def _find_tests(told: list[str] | None, data: Mapping[str, Any], root: Path) -> Iterator[Path]:
-    """Yield the named tests; by default a folder, if a dependency group exists for it."""
+    """Yield the named tests; by default the folder `tests`, if there is a group `test`."""
     if told is None and "test" in data.get("dependency-groups", {}):
         yield from (path for path in [root / "tests"] if path.is_dir())
     for name in told or ():
@@ -379,7 +379,7 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
 
 
 def _require_floor(archset: ArchSet, axes: Axes, oldest_gpu: str) -> None:
-    """Check that no target is older than `oldest_gpu`, or than every word of the axes needs."""
+    """Check that no target is older than `oldest_gpu`, or too old for every word of the axes."""
     oldest = Device.parse(oldest_gpu) if oldest_gpu else ANY_GPU
     words = min((w.floor for axis in axes.of("equal") for w in axis.words), default=ANY_GPU)
     why = f"`oldest_gpu` of {PLACE} is {oldest}"

@@ -82,7 +82,7 @@ def require_free(folder: Path) -> None:
 
 
 def require_new(name: str) -> None:
-    """Check that a name is neither installed here nor easily confused with an installed one.
+    """Check that a name is neither installed here nor easily confused with an installed name.
 
     Raises:
         UsageError: The name is installed, or easily confused.

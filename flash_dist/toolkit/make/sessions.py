@@ -201,7 +201,7 @@ def build_natively(session: nox.Session, names: Sequence[str]) -> None:
 def run_preflight(
     session: nox.Session, *names: str, environ: Mapping[str, str] = os.environ
 ) -> list[Preflight]:
-    """Stop before any download on a machine or with arch sets that cannot be built.
+    """Stop before any download if this machine cannot build these arch sets.
 
     Return the result for each CUDA toolkit that the sets need.
     """
@@ -318,7 +318,7 @@ def share_links() -> None:
 
 
 def write_channel(session: nox.Session, row: Row) -> None:
-    """Write a channel into dist/; install its contents into a separate folder first."""
+    """Write a channel into dist/; first install the packages that it packs into a folder."""
     install(session, *row.groups)
     words = []
     if row.packed:

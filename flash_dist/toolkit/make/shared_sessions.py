@@ -59,7 +59,7 @@ def image(session: nox.Session) -> None:
 
 @session_of
 def audit(session: nox.Session) -> None:
-    """Audit the wheels in dist/, or others: `-- WHEEL ...`."""
+    """Audit the wheels in dist/, or other wheels: `-- WHEEL ...`."""
     use_toolkit(session)
     if not session.posargs:
         require_wheels(session)

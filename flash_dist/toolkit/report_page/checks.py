@@ -20,7 +20,7 @@ _SECONDS: Final = re.compile(r" \((\d+) s\)$")  # the number of seconds, the onl
 
 
 def group_checks(checks: Sequence[Json]) -> list[Group]:
-    """Group equal results of several GPUs at the place of the first."""
+    """Group equal results of several GPUs at the place of the first result."""
     groups: dict[tuple[object, ...], list[tuple[int, Json]]] = {}
     for place, check in enumerate(checks):
         key: tuple[object, ...] = (place,)

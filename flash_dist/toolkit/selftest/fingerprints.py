@@ -264,7 +264,7 @@ def write_references(path: Path, references: Iterable[Reference]) -> None:
 def merge_references(
     known: Iterable[Reference], recorded: Iterable[Reference]
 ) -> tuple[Reference, ...]:
-    """Replace the recorded fingerprints of the same GPU, drivers and toolkit."""
+    """Merge fingerprints; `recorded` replaces known ones of the same GPU, drivers and toolkit."""
 
     def key(reference: Reference) -> tuple[object, ...]:
         drivers = sorted({one.driver for one in reference.fingerprints})

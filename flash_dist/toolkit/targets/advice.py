@@ -165,7 +165,7 @@ def name_driver(branch: int | None, devices: Iterable[Device] = ()) -> str:
     """Name the first suitable driver: `NVIDIA driver 580 or newer`.
 
     Args:
-        branch: The first suitable branch; None if no known one is.
+        branch: The first suitable branch; None if no known branch is suitable.
         devices: All GPUs of the machine; newer drivers may not support some of them.
     """
     if branch is None:

@@ -226,7 +226,7 @@ class Axes:
     def describe(self, place: Place | KernelKey) -> dict[str, Value]:
         """Return the values by axis name, as in JSON.
 
-        A kernel without axes has none.
+        A kernel without axes has no values.
         """
         if not (place.words or place.sizes):
             return {}
@@ -264,7 +264,7 @@ class Axes:
         return Place(words, tuple(found[name] for name in self.sizes), found.get(self.plan, 0))
 
     def read_key(self, data: Mapping[str, Any]) -> KernelKey:
-        """Read the key of a kernel from plain data, with its role."""
+        """Read the key of a kernel, including its role, from plain data."""
         place = self.place(data)
         return KernelKey(str(data["role"]), place.words, place.sizes)
 

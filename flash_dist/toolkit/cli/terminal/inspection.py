@@ -269,7 +269,7 @@ def _delta(before: int, after: int) -> str:
 def print_changes(
     console: Console, changes: Sequence[Change], noun: str, *columns: str, whole: bool
 ) -> None:
-    """List kernels with their changes, as many as fit."""
+    """List kernels with their changes, as many as a table shows."""
     if not changes:
         return
     table = make_table("kernel", "target", *columns)

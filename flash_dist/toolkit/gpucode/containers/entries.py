@@ -43,7 +43,7 @@ _LZ4, _ZSTD = 0x2000, 0x8000
 _SUFFIX_A, _SUFFIX_F = 0x100000, 0x200000
 _SUFFIXES: Final = {0: "", _SUFFIX_A: "a", _SUFFIX_F: "f"}
 _CODECS: Final[dict[int, Codec]] = {_LZ4: "lz4", _ZSTD: "zstd"}
-_BINARY_OPTIONS: Final = 0x1000000  # a text, and after its NUL a copy of `.nv.compat`
+_BINARY_OPTIONS: Final = 0x1000000  # the options are a text and a copy of `.nv.compat`
 # The other known flags: 64-bit, debug, producer (2), host system (3), LTO-IR.
 _OTHER_FLAGS: Final = _BINARY_OPTIONS | 0x1007F
 _NAMES: Final = {128: " (CUDA Tile IR)", CONCATENATED: " (several images in one stream)"}

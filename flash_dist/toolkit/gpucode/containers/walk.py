@@ -71,7 +71,7 @@ class Walk:
     warnings: list[str] = field(default_factory=list)
     containers: int = 0
     starts: dict[int, int] = field(default_factory=dict)  # number of each container by its offset
-    ends: dict[int, int] = field(default_factory=dict)  # end of the bytes read, by the same offset
+    ends: dict[int, int] = field(default_factory=dict)  # end of the bytes read, by the offset
     tries: int = MOST_TRIED
 
     def warn(self, text: str) -> None:

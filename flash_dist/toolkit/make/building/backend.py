@@ -130,7 +130,8 @@ def build_wheel(
 def _is_labelled(config_settings: Settings) -> bool:
     """Tell if the version of a wheel has the label of its arch set.
 
-    A wheel of packed sources has their version: pip and `uv build` accept no other version.
+    A wheel built from packed sources has the version of the sources: pip and `uv build` accept no
+    other version.
     """
     return _unfinished(config_settings) or not (ROOT / "PKG-INFO").is_file()
 
@@ -178,7 +179,7 @@ def _build_finished(target: Path, *, labelled: bool) -> Path:
 
 
 def settle_environment() -> None:
-    """Fix the inputs of the result: time stamps, the build folder and the path of nvcc.
+    """Set what the result depends on: time stamps, the build folder and the path of nvcc.
 
     The isolated environment, with its nvcc, has another path every time. Objects depend on nvcc's
     path, so nvcc is stored beside them.

@@ -86,7 +86,7 @@ def build_all(args: Sequence[str]) -> Builds:
 
 
 def toolkit_environ(archset: ArchSet, environ: Mapping[str, str]) -> dict[str, str]:
-    """Point CUDA_HOME at the toolkit of a set, if a variable names the toolkit of this major."""
+    """Point CUDA_HOME at the toolkit of a set, if a variable names a toolkit of this CUDA major."""
     home = environ.get(home_variable(archset.toolkit))
     return {**environ, "CUDA_HOME": home} if home else dict(environ)
 

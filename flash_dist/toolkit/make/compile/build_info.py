@@ -54,7 +54,7 @@ _NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folder 
 def make_manifest(
     build: NativeBuild, options: NativeOptions, package: Path, version: str
 ) -> Manifest:
-    """Combine all data on a build.
+    """Combine all data on a build into its manifest.
 
     Args:
         build: The compiled libraries.

@@ -309,14 +309,14 @@ def _read_said(objects: Iterable[Path]) -> Iterator[str]:
 
 
 def require_no_spills(texts: Iterable[str], options: NativeOptions) -> None:
-    """Report every kernel that spills, and every exception without a kernel.
+    """Report every kernel that spills, and every exception that matches no kernel.
 
     Args:
         texts: Outputs of ptxas.
         options: Options of the build.
 
     Raises:
-        NativeBuildError: A kernel spills without an exception.
+        NativeBuildError: A kernel spills, and no exception allows it.
     """
     project = options.project
     verdict = judge_spills(texts, load_exceptions(project.spills))

@@ -1,4 +1,4 @@
-"""Finds the kernels of a build that spill registers without an exception of the project.
+"""Finds the kernels of a build that spill registers and are no exception of the project.
 
 After compilation, all such kernels are reported at once, by their names in the source.
 """
@@ -41,7 +41,7 @@ class SpillException:
 
 @dataclass(frozen=True)
 class SpillVerdict:
-    """The kernels of a build that spill without an exception; true if there is none."""
+    """The kernels that spill although no exception allows it; true if there is no such kernel."""
 
     lines: tuple[str, ...]  # rejected kernels, each with its targets
     spilling: int  # number of spilling kernels

@@ -6,7 +6,7 @@ machine, so a package can promise that this GPU is served and nothing about the 
 - Its range is derived from the targets that are really embedded, and ends where the code ends.
 - It is a constraint, not a dependency: clients that do not know `__cuda_arch` can install, too.
 - Where several packages fit, the highest build number wins. Sets that serve more GPUs have higher
-  numbers. The pick of `archsets.json` serves every GPU that any set serves; it has the highest.
+  numbers. The pick of `archsets.json` serves every GPU that any set serves; its number is highest.
 """
 
 from __future__ import annotations

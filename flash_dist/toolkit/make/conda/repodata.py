@@ -15,7 +15,7 @@ REPODATA: Final = "repodata.json"
 
 
 def make_repodata(folder: Path) -> str:
-    """Return the list of one platform: index.json, size and hashes of each package.
+    """Return the text of repodata.json: index.json, size and hashes of each package.
 
     NOTE: rattler.index is not used: it stamps each package with the time of the run, and Python
     crashes at exit after it (py-rattler 0.28).

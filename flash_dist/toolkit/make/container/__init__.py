@@ -1,1 +1,1 @@
-"""The same build in a manylinux container."""
+"""Builds the same wheels as `building`, but in a manylinux container."""

@@ -34,7 +34,7 @@ from .tree import PLACE
 if TYPE_CHECKING:
     from pathlib import Path
 
-PYTHON: Final = "cp311"  # one Python builds for all
+PYTHON: Final = "cp311"  # one Python builds wheels for all Pythons
 PROJECT: Final = "/project"  # cibuildwheel's folder for the tree
 TESTED_TORCH: Final = name_variable(NAME)
 # The variables that enter the container.
@@ -91,7 +91,7 @@ def _test_settings() -> dict[str, str]:
     found = {
         "CIBW_BEFORE_TEST": f"{program} {NAME} --prepare",
         "CIBW_TEST_COMMAND": " ".join(command),
-        "CIBW_TEST_ENVIRONMENT": "PYTHONPATH=",  # the toolkit in the wheel, not the one beside it
+        "CIBW_TEST_ENVIRONMENT": "PYTHONPATH=",  # use the toolkit in the wheel
     }
     if any(path.is_dir() for path in tests):
         groups = read_pyproject(PYPROJECT).get("dependency-groups", {})

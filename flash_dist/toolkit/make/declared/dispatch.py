@@ -37,7 +37,7 @@ def read_axes(told: Iterable[object]) -> Axes:
     """Read `axes`.
 
     Raises:
-        DeclarationError: An axis is malformed, or two cannot be told apart.
+        DeclarationError: An axis is malformed, or two axes cannot be told apart.
     """
     where = f"`axes` of {PLACE}"
     tables = [require_keys(one, "axis", f"a table of {where}", ("name", "rule")) for one in told]

@@ -37,7 +37,7 @@ def find_paths(
     Patterns do not match hidden folders, `build/`, `dist/` and virtual environments.
 
     Args:
-        patterns: Paths relative to the project, with `*` for several.
+        patterns: Paths relative to the project, with `*` for several paths.
         root: The folder of the project.
         where: Name of the key in errors.
         suffixes: Allowed suffixes of the files; `FOLDERS` for folders.

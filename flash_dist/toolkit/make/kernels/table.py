@@ -74,7 +74,7 @@ class Family:
     params: str
     launch: str
     rows: tuple[Row, ...]
-    words: tuple[tuple[str, ...], ...]  # one of each axis with rule `equal`
+    words: tuple[tuple[str, ...], ...]  # one word of each axis with rule `equal`
     role: str = ""  # "" means the name
     targets: frozenset[Arch] = frozenset()  # empty: all
     refuses: str = ""

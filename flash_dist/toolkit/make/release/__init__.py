@@ -1,1 +1,1 @@
-"""Publishes beside the wheels: index, manifest, statements; and checks a release."""
+"""Makes what is published beside the wheels (index, manifest, ...), and checks a release."""

@@ -46,7 +46,7 @@ class Target:
 
     @property
     def pip_options(self) -> tuple[str, ...]:
-        """Options of pip for packages of this CPU; pip needs its exact tags."""
+        """Options of pip for packages of this CPU; pip needs the CPU's exact tags."""
         tags = [f"manylinux_2_{minor}" for minor in range(28, 16, -1)] + ["manylinux2014"]
         words = [word for tag in tags for word in ("--platform", f"{tag}_{self.machine}")]
         return (*words, "--only-binary=:all:")

@@ -75,7 +75,7 @@ def assemble_toolkit(parts: Path, home: Path, package: Path) -> None:
     """Make a CUDA_HOME.
 
     Args:
-        parts: Folders named as in PACKAGES, each with these packages installed.
+        parts: Folders named as in PACKAGES, each with the packages of its group installed.
         home: The new folder.
         package: Debian's package.
     """
@@ -159,7 +159,7 @@ def _try_download(url: str, path: Path) -> str:
 
 
 def bring_toolkit(parts: Path, home: Path) -> str:
-    """Make a CUDA_HOME from the installed packages and Debian's, and print its sources.
+    """Make a CUDA_HOME from the installed packages and Debian's; return its versions and licence.
 
     Args:
         parts: See `assemble_toolkit`; Debian's package is kept in this folder.

@@ -131,7 +131,7 @@ def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
 
 
 def list_needed(cache: Path, lock: Lock | None = None) -> list[str]:
-    """Return a build's requirements for the headers: torch if they are nowhere else."""
+    """Return a build's requirements for the headers: torch if the headers are nowhere else."""
     lock = lock or Lock.load()
     named = os.environ.get("TORCH_ROOT", "").strip()
     if named or lock.holds(_cached(cache, lock)) or find_local_wheel(lock.version):

@@ -52,7 +52,7 @@ def main(args: Sequence[str] | None = None) -> int:
     # manylinux images set its platform by a variable.
     platform.machine = lambda: machine
     os.environ.pop("AUDITWHEEL_PLAT", None)
-    logging.basicConfig(level=logging.WARNING)  # replaces auditwheel's, which reports every step
+    logging.basicConfig(level=logging.WARNING)  # replaces auditwheel's logging of every step
     print(f"repairing {given.wheel.name}", flush=True)
     from auditwheel.main import main as auditwheel  # noqa: PLC0415 - asks for the CPU
 

@@ -1,4 +1,4 @@
-"""Compares the files of two builds byte for byte. `nox -s repro` makes both.
+"""Compares the files of two builds byte for byte. `nox -s repro` makes both builds.
 
 python -m PACKAGE.toolkit.make.wheels.repro ONE OTHER        two folders like dist/
 """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def run_time_files() -> dict[str, bytes]:
     """Return the files that a wheel adds to the project's own package files, by name.
 
-    A package with this toolkit among its sources gets none.
+    A package with this toolkit among its sources gets no such files.
     """
     if EMBEDDED:
         return {}
