@@ -1,7 +1,7 @@
 """Generate pages: the command line, exit statuses, schemas, functions and classes, and findings.
 
-`findings.html#ID` is the stable address of a finding: it leads to a row of the index, whose script
-opens the page of the topic.
+`findings.html#ID` is the stable address of a finding: it leads to a row of the index, and a script
+there opens the page of the finding's topic.
 """
 
 from __future__ import annotations

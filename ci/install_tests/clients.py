@@ -87,7 +87,7 @@ class Environment:
         return found
 
     def require_sound(self, wheel: Path, record: Path) -> None:
-        """Run verify and doctor of the installed wheel, read an old record, and save a new one."""
+        """Run `verify` and `doctor` of the installed wheel; load an old record, save a new one."""
         program = (str(self.folder / "bin" / "flash-dist"),)
         self.run(*program, "verify", str(wheel))
         checks = ("--only", "install,build")
@@ -97,7 +97,7 @@ class Environment:
         self.run(*program, "doctor", "--save", str(record), "--no-selftest", fine=ANY_VERDICT)
 
     def run(self, *words: str, fine: Sequence[int] = (0,)) -> str:
-        """Run the client's Python, with the tools' dependencies from this test's Python."""
+        """Run this environment's Python, which imports our dependencies from the test's Python."""
         place = next(path for path in sys.path if path.endswith("site-packages"))
         variables = {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1"}
         return call([str(self.python), *words], variables, fine=fine)

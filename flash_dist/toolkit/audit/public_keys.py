@@ -1,4 +1,4 @@
-"""Reads public keys of releases: ed25519 in JSON as in TUF and in-toto, with a last valid day.
+"""Reads public keys of releases: ed25519 keys in the JSON of TUF and in-toto, with a last day.
 
 The last day is in the key's file, which users get from a source that they trust. A day in a signed
 file would prove nothing, because the signer writes it. After its last day a key proves nothing, not

@@ -1,4 +1,6 @@
-"""Checks that a wheel or conda package is the released file, and as declared. Fails closed.
+"""Checks that a wheel or conda package is the released file and keeps what it declares.
+
+The checks fail closed: an unreadable part is a failure.
 
 RECORD and the bill of materials are inside the wheel, so whoever changes the wheel can change them
 too. Only a manifest from another source can prove that the wheel is unchanged.

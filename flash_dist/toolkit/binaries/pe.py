@@ -96,7 +96,7 @@ def _read_sections(
 
 
 def _read_name(raw: bytes, strings: StringTable | None) -> str:
-    """Return a name: inline, or `/123` for an offset in the string table."""
+    """Return a section's name; `/123` means that it is at offset 123 of the string table."""
     name = raw.rstrip(b"\0")
     if strings is not None and name[:1] == b"/" and name[1:].isdigit():
         return strings.read(int(name[1:]))

@@ -1,9 +1,9 @@
 """The arch sets that the project publishes, and how far their code was proven: `archsets.json`.
 
 set     label      goes into the wheel's version, X+cu130.<label>: at most 10 of a-z 0-9
-        archs      a TORCH_CUDA_ARCH_LIST; `+PTX` belongs to its own entry
+        archs      a TORCH_CUDA_ARCH_LIST; `+PTX` applies to its own entry only
         who        one line: for which GPUs
-        toolkit    CUDA version that compiles it, the oldest suitable one of its major
+        toolkit    CUDA version that compiles it, the oldest suitable version of its major
         machine    CPU that runs it: x86_64, the default, or aarch64
         budget_mb  largest wheel that the audit lets pass, in MB of 10^6 bytes: about twice what the
                    first release has

@@ -206,7 +206,7 @@ def read_kernels(library: str) -> Mapping[str, str]:
 
 
 def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
-    """Add to a selftest's result how its bits compare with the recorded ones."""
+    """Add to a selftest's result how its bits compare with the recorded bits."""
     data: dict[str, Any] = {**result.data, "fingerprints": agreement.to_json()}
     if agreement or not result:
         return replace(result, details=(*result.details, agreement.sentence), data=data)

@@ -18,8 +18,8 @@ class Entry:
         messages: Parts of the error messages that the entry explains; `{symbol}` is a variable part
             (see phrases.py).
         codes: CUDA errors that the entry explains, in any spelling (see codes.py).
-        said: Title for such a message, with its variable parts; a code has {number}, {name} and
-            {text}.
+        said: Title for a message that the entry explains. It may contain the message's variable
+            parts; for an error code these are {number}, {name} and {text}.
         id: Stable name of the cause, for programs: the name of the entry's constant.
     """
 

@@ -58,7 +58,7 @@ def open_fatbin(
     Args:
         path: Path of the library. With `file` it is only a name for messages.
         file: An open file, such as a wheel's member in a temporary file.
-        archive: Name of its wheel, for messages.
+        archive: Name of the library's wheel, for messages.
         budget: Limit on the work. None: a limit that follows from the size.
     """
     name = os.fspath(path)
@@ -188,11 +188,11 @@ class Fatbin:
 def run_ahead(
     function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> Iterator[Iterator[tuple[_Item, Callable[[], _Result]]]]:
-    """Yield the items, each with a function that returns its result or raises its error.
+    """Yield each item, with a function that returns or raises what `function` does for the item.
 
-    One thread runs the steps in order. This helps if a step releases Python's global lock. A single
-    item gets no thread, because archives hold thousands of objects with one image each: its step
-    runs when the result is requested.
+    One thread calls `function` for the items in order. This helps if `function` releases Python's
+    global lock. A single item gets no thread, because archives hold thousands of objects with one
+    image each: `function` then runs when the result is requested.
 
     NOTE: the thread ends with the block. If a traceback keeps the pool until garbage collection,
     another pool's new thread may collect it, and both threads wait for ever.

@@ -61,7 +61,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cuda:
-    """The driver and its GPUs. `absent` is not `broken`: reason names the step that failed."""
+    """The driver and its GPUs.
+
+    `absent` means that libcuda was not found, `broken` that it does not load or that a call failed.
+    `reason` describes the failure.
+    """
 
     status: Literal["ok", "absent", "broken"]
     driver: Driver | None = None

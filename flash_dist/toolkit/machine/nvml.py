@@ -67,7 +67,11 @@ class PhysicalGpu:
 
 @dataclass(frozen=True)
 class Nvml:
-    """NVML's answer. `absent` is not `broken`: reason names the step that failed."""
+    """NVML's answer.
+
+    `absent` means that the library was not found, `broken` that it does not load or that a call
+    failed. `reason` describes the failure.
+    """
 
     status: Literal["ok", "absent", "broken"]
     gpus: tuple[PhysicalGpu, ...] = ()

@@ -31,7 +31,7 @@ Cells = tuple[Markup, ...]
 
 
 def make_tables(checks: Sequence[Json], gpus: Sequence[Json]) -> Markup:
-    """Return the tables that these checks allow; none if no GPU was judged."""
+    """Return the tables with the data of these checks; none if no GPU was judged."""
     judged = [check for check in checks if check["gpu"] is not None]
     kernels = {check["gpu"]: check for check in judged if check["data"].get("kernels")}
     libraries = [check for check in judged if check["data"].get("library")]
@@ -83,7 +83,7 @@ def _reasons(columns: Iterable[Sequence[int]], checks: Mapping[int, Json]) -> Ma
 
 
 def _kernel_cell(kernels: Iterable[Json]) -> Markup:
-    """Say how the code of a role gets to a GPU, by size if sizes differ."""
+    """Say how the code of a role gets to a GPU, separately for sizes that differ."""
     groups: dict[tuple[str, str], list[str]] = {}
     for kernel in kernels:
         size = name_sizes(AXES.read_key(kernel).sizes)

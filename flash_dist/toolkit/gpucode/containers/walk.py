@@ -136,7 +136,7 @@ class Walk:
             return False
 
     def fits(self, start: int, limit: int) -> bool:
-        """Tell if a container of any kind ends within its limits."""
+        """Tell if a container of any kind begins at `start` and ends before `limit`."""
         try:
             return bool(self._find_bounds(start, limit))
         except FatbinError:

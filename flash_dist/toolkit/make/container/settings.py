@@ -1,6 +1,6 @@
 """Settings of cibuildwheel, as variables: a project needs no table [tool.cibuildwheel].
 
-A variable of the same name that the user has set has priority.
+If the user has set a variable of the same name, the user's value has priority.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _TAKEN: Final = {
 
 
 def find_owner(name: str) -> str:
-    """Describe the other owner of a name; return an empty text if there is none."""
+    """Describe what else already has a name; return an empty text if nothing has it."""
     if name in sys.stdlib_module_names or keyword.iskeyword(name):
         return "a word or module of Python"
     return next((owner for owner, names in _TAKEN.items() if name in names.split()), "")

@@ -37,7 +37,7 @@ KEPT: Final = "kept_for"
 
 @dataclass(frozen=True)
 class Row:
-    """A tile choice: sizes under one shared-memory plan."""
+    """A choice of a tile: the sizes that it serves, and its shared-memory plan."""
 
     sizes: tuple[int, ...]
     plan: int
