@@ -214,7 +214,7 @@ def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
 
 
 def _image_problems(contents: WheelContents) -> Iterator[str]:
-    """Check that each image is compressed, for a target of the set, and if PTX, of one kernel."""
+    """Check that each image is compressed and for a target of the set; PTX has one kernel each."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
     plain = {one.symbol for one in contents.manifest.kernels if one.is_plain}

@@ -95,7 +95,7 @@ def require_torch(torch: Torch, oldest: str = "") -> CheckResult:
 
 
 def _minor(version: str) -> tuple[int, int]:
-    """Return major and minor: tests cover all patch releases of a minor."""
+    """Return the major and minor version: tests cover all patch releases of a minor version."""
     try:
         parsed = Version(version)
     except InvalidVersion:

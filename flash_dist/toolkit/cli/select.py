@@ -162,7 +162,7 @@ def parse_python(text: str) -> str:
 
 
 def _machine(args: argparse.Namespace) -> str:
-    """Return the kind of CPU to select for: this machine's, or the default if it has no set."""
+    """Return the kind of CPU to select for: this machine's, or the default if no set is for it."""
     here = platform.machine()
     return args.machine or (here if here in MACHINES else DEFAULT_MACHINE)
 

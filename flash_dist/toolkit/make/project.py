@@ -192,7 +192,7 @@ def load_requirements(group: str, path: Path = GROUPS) -> list[str]:
 
 
 def report_path(label: str) -> Path:
-    """Return the file in which setup.py counts kernels and objects, for the end of the log."""
+    """Return the file for setup.py's counts of kernels and objects, which end the log."""
     return build_folder() / "reports" / f"{label}.txt"
 
 

@@ -28,7 +28,8 @@ inline std::string error_text(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }
 
-// Beginning of a sentence about missing memory, equal to torch's, so that Python recognises it.
+// Returns the words with which torch's errors about missing memory begin, as Python looks for them;
+// an empty text for another error.
 inline const char* memory_words(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "CUDA out of memory. " : "";
 }

@@ -104,8 +104,7 @@ KernelEntry make_entry(void (*kernel)(Params),
           registers_of<Config>(0)};
 }
 
-// Returns a launch of blocks of a kernel's size with one attribute. The attribute must outlive the
-// launch.
+// Returns the configuration of a launch with one attribute, which must outlive the launch.
 inline cudaLaunchConfig_t launch_config(dim3 blocks, int threads, int dynamic_smem,
                                         cudaStream_t stream, cudaLaunchAttribute& attribute) {
   cudaLaunchConfig_t config{};

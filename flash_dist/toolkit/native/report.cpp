@@ -39,7 +39,7 @@ class List {
   int count_ = 0;
 };
 
-// The role and the axes of its key, which identify a kernel in any family.
+// Returns the role and the axes of a variant's key, which identify its kernel in any family.
 std::string key_fields(const Variant& v) {
   std::ostringstream text;
   text << "\"role\": " << json_string(role_name(v.role));
@@ -76,7 +76,7 @@ std::string loaded_fields(const Loaded& kernel) {
   return text.str();
 }
 
-// The kernels of a query such as "role=fwd dtype=bf16 head_dim=80": those that serve such calls.
+// Selects the kernels that serve the calls of a query such as "role=fwd dtype=bf16 head_dim=80".
 class Filter {
  public:
   explicit Filter(const char* question) {

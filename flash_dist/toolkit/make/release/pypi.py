@@ -47,7 +47,7 @@ def name_plain(one: Artefact) -> str:
 
 
 def make_plain(one: Artefact, more: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
-    """Return a wheel under the plain version, with more files in its metadata."""
+    """Return a copy of a wheel with the plain version, and with more files in its dist-info."""
     return make_version(one, _declare_plain(one), more)
 
 
