@@ -110,7 +110,7 @@ def _list(devices: Iterable[Device]) -> str:
 def covering_set(
     devices: Iterable[Device], archsets: Iterable[ArchSet], floor: Device = FLOOR
 ) -> ArchSet | None:
-    """Return the one arch set for these GPUs; ignore GPUs that no build can serve."""
+    """Return the arch set that serves all of these GPUs; ignore GPUs that no build can serve."""
     able = _servable(devices, floor)
     return next(iter(sets_for(able, archsets)), None) if able else None
 
