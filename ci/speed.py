@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from flash_dist.bench.baselines.names import OURS, in_deterministic_mode, label_of
+from flash_dist.bench.baselines.shapes import FEATURES
 from flash_dist.bench.calls import SHAPES, CallReport, read_run
 from flash_dist.bench.labels import group_rows, label_length
 from flash_dist.bench.results import Row, best_peer, collect_ratios, geometric_mean, read_report
@@ -163,6 +164,19 @@ def list_scores() -> str:
     return write_table(heads, ([*key, *times] for key, times in lines.items()))
 
 
+def list_features() -> str:
+    """List the speed with a bias or dropout as a share of the speed without, for both passes."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in load("features"):
+        mask = "causal" if "causal" in row.shape.name.split() else "full"
+        shares = (row.ratio("plain", pass_) or 0.0 for pass_ in ("forward", "backward"))
+        cell = ", ".join(f"{share:.2f}" for share in shares)
+        lines.setdefault(str(row.shape.head_dim), {})[f"{row.shape.scores}, {mask}"] = cell
+    columns = [f"{feature}, {mask}" for feature in FEATURES for mask in ("full", "causal")]
+    rows = ([head_dim, *(cells[x] for x in columns)] for head_dim, cells in lines.items())
+    return write_table(["head_dim", *columns], rows)
+
+
 def list_long() -> str:
     """List the rates of the backward of long sequences."""
     lines: dict[tuple[str, str, str], dict[int, str]] = {}
@@ -203,6 +217,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "blocks": compare_blocks,
     "calls": compare_calls,
     "scores": list_scores,
+    "features": list_features,
     "long": list_long,
     "corners": list_corners,
 }
