@@ -268,7 +268,7 @@ def extract_images(
 
 
 def _write(path: Path, entry: FatbinEntry, data: bytes) -> Path:
-    """Write a new file; remove the zeros after PTX."""
+    """Write code to a new file. The zeros that follow PTX are left out."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:

@@ -33,8 +33,8 @@ inline Values smallest_holding(const std::vector<Values>& compiled, const Values
   return best == nullptr ? Values{} : *best;
 }
 
-// Returns the words of compiled values, each combination once, with sizes of 0. Words that differ
-// from a call's words on the fewest axes come first.
+// Returns each combination of words that was compiled, with 0 for all sizes. The combinations nearest
+// to the call come first: those that differ on the fewest axes.
 inline std::vector<Values> nearest_words(const std::vector<Values>& compiled,
                                          const Values& values) {
   std::vector<Values> found;
