@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 #include <type_traits>
 
 #include "core/maps.h"
@@ -24,6 +25,32 @@ struct CallAxes {
     k = {1, p.num_heads_kv, batches};
   }
 };
+
+// A bias as a tensor of 16-bit columns. An fp32 bias has two columns per key.
+struct BiasTensor {
+  View view;
+  Axes axes;
+  int rows, columns;
+
+  template <class Params>  // FwdParams or BwdParams
+  explicit BiasTensor(const Params& p) {
+    const BiasParams& bias = p.bias;
+    const int width = bias.is_fp32 ? 2 : 1;
+    view = {const_cast<void*>(bias.data), bias.batch * width, bias.row * width, bias.head * width,
+            0};
+    axes = {1, p.num_heads_kv * p.group, p.batch};
+    rows = bias.row == 0 ? 1 : p.seqlen_q;
+    columns = p.seqlen_k * width;
+  }
+};
+
+// Returns why a bias cannot have a map; null if it can.
+template <class Params>
+const char* find_bias_map_problem(const Params& p) {
+  if (p.bias.key != 1 || p.seqlen_k > INT32_MAX / 2) return "keys of the bias are not neighbours";
+  const BiasTensor bias(p);
+  return find_map_problem(bias.view, bias.rows, bias.columns, bias.axes);
+}
 
 // Returns why the Hopper kernels cannot serve a call; null if they can. like_out: out or dout.
 template <class Config, class Params>  // FwdParams or BwdParams
@@ -86,6 +113,16 @@ cudaError_t make_maps(const MapRequest (&requests)[COUNT]) {
     if (status != cudaSuccess) return status;
   }
   return cudaSuccess;
+}
+
+// Makes the map of the bias in the parameters of a kernel.
+template <class Config, class Params>
+cudaError_t make_bias_map(Params& all) {
+  const BiasTensor bias(all.p);
+  all.bias_rows = all.p.bias.row == 0 ? 1 : Config::BLOCK_M;
+  const MapRequest map[] = {
+      {&all.bias, &all.bias_axes, &bias.view, bias.rows, bias.columns, &bias.axes, all.bias_rows}};
+  return make_maps<Config>(map);
 }
 
 }  // namespace flash_dist

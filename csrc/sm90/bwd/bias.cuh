@@ -1,6 +1,11 @@
-// The bias of the fused backward kernel for Hopper (core/bias.cuh). While S^T is computed, a warp
-// reads the biases of its 16 keys and of a stage's 64 queries from global memory. A 16-bit pair in
-// memory holds two neighbouring keys; movmatrix turns it into a pair of neighbouring queries.
+// The bias of the fused backward kernel for Hopper (core/bias.cuh), in two ways.
+//
+// BiasTile: the loading thread fills a stage of dS^T by boxes of 64 queries and 64 keys, one per
+// warpgroup. A warp reads its 16 keys transposed. Later its warpgroup stores dS^T there.
+//
+// BiasElements: while S^T is computed, a warp reads the biases of its 16 keys and of a stage's 64
+// queries from global memory. A 16-bit pair in memory holds two neighbouring keys; movmatrix turns
+// it into a pair of neighbouring queries. This serves what a tensor map cannot describe.
 #pragma once
 
 #include "bwd_bias_plans.h"
@@ -12,23 +17,77 @@
 namespace flash_dist {
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FusedBiasTileSm90Config
+    : FusedSm90ConfigOf<FusedBiasTileSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
+                        HEAD_DIM_V, PLAN, false, false, BiasLoads::BOXES> {};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FusedBiasSm90Config
     : FusedSm90ConfigOf<FusedBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
-                        HEAD_DIM_V, PLAN, false, false, true> {};
+                        HEAD_DIM_V, PLAN, false, false, BiasLoads::ELEMENTS> {};
 
 template <class Config>
 const char* refuse_fused_bias_sm90(const void* params) {
   const BwdParams& p = *static_cast<const BwdParams*>(params);
   const char* problem = find_problem_beside_bias<Config>(p, p.dout);
   if (problem != nullptr) return problem;
+  if constexpr (Config::BIAS == BiasLoads::BOXES) {
+    return p.bias.is_fp32 ? "it reads a bias of 16 bits alone" : find_bias_map_problem(p);
+  }
   if (!Config::BIAS_TAKES_ALL && (p.bias.is_fp32 || !p.bias.in_pairs)) {
     return "it reads a bias of 16 bits in pairs alone";
   }
   return nullptr;
 }
 
+// Computes 2^SHIFT P^T from S^T. numbers(i): the biases of a pair of queries, i ascending.
+template <class Config, int SHIFT, class Scores, class Lse, class Numbers>
+__device__ __forceinline__ void exponentiate_with_bias(Scores& pt, const BwdParams& p,
+                                                       const Lse& lse, Numbers numbers) {
+  const float scale_log2 = p.softmax_scale * LOG2_E;
+#pragma unroll
+  for (int n = 0; n < Config::BLOCK_M / 8; ++n) {
+    const float2 lses = lse[n];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 both = numbers(2 * n + h);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& one = pt.x[0][n][2 * h + e];
+        const float own = e == 0 ? lses.x : lses.y;
+        const float minus = SHIFT == 0 ? -own : SHIFT - own;
+        one = exp2_approx(fmaf(one, scale_log2, fmaf(e == 0 ? both.x : both.y, LOG2_E, minus)));
+      }
+    }
+  }
+}
+
+// The bias of a warpgroup's 64 keys and of a stage's queries, in shared memory.
 template <class Config>
-struct BwdSm90Bias {
+struct BwdSm90BiasTile {
+  using Tile = typename Config::BiasTile;
+
+  const typename Config::Params& params;
+  uint32_t tile;
+
+  // Computes 2^SHIFT P^T from S^T. Reads two tiles of 8 queries and 16 keys at a time.
+  template <int SHIFT, class Scores, class Lse>
+  __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse) const {
+    const int lane = fresh_thread() % 32;
+    const bool same = params.bias_rows == 1;  // all queries have the bias of the first row
+    const int row = same ? 0 : lane / 16 * 8 + lane % 8;
+    const uint32_t own = tile + Tile::offset(row, warp_of_consumer() * 2 + lane / 8 % 2);
+    const uint32_t step = same ? 0 : 16 * Tile::ROW_BYTES;
+    uint32_t four[4];
+    exponentiate_with_bias<Config, SHIFT>(pt, params.p, lse, [&](int i) {
+      if (i % 4 == 0) ldmatrix_x4_trans(four, own + i / 4 * step);
+      return bias_of_pair<typename Config::T>(four[i % 4]);
+    });
+  }
+};
+
+template <class Config>
+struct BwdSm90BiasElements {
   using T = typename Config::T;
   static constexpr int NT = Config::BLOCK_M / 8;  // tiles of 8 queries
   static constexpr bool TAKES_ALL = Config::BIAS_TAKES_ALL;
@@ -63,35 +122,17 @@ struct BwdSm90Bias {
   __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse,
                                                const Fragment& x) const {
     if (TAKES_ALL && p.bias.is_fp32) {
-      exponentiate<SHIFT>(pt, lse, [&](int i) -> float2 {
+      exponentiate_with_bias<Config, SHIFT>(pt, p, lse, [&](int i) -> float2 {
         if constexpr (!TAKES_ALL) return {};
         return {bias_of_fp32(x[2 * i]), bias_of_fp32(x[2 * i + 1])};
       });
     } else {
-      exponentiate<SHIFT>(pt, lse, [&](int i) { return bias_of_pair<T>(movmatrix_trans(x[i])); });
+      exponentiate_with_bias<Config, SHIFT>(
+          pt, p, lse, [&](int i) { return bias_of_pair<T>(movmatrix_trans(x[i])); });
     }
   }
 
  private:
-  template <int SHIFT, class Scores, class Lse, class Numbers>
-  __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse, Numbers numbers) const {
-    const float scale_log2 = p.softmax_scale * LOG2_E;
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-      const float2 lses = lse[n];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float2 both = numbers(2 * n + h);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& one = pt.x[0][n][2 * h + e];
-          const float minus = SHIFT - (e == 0 ? lses.x : lses.y);
-          one = exp2_approx(fmaf(one, scale_log2, fmaf(e == 0 ? both.x : both.y, LOG2_E, minus)));
-        }
-      }
-    }
-  }
-
   __device__ __forceinline__ int query(int i) const { return min(i, work.seqlen_q - 1); }
   __device__ __forceinline__ int key(int i, int last = 1) const {
     return min(i, p.seqlen_k - last);

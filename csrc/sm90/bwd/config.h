@@ -28,11 +28,20 @@ struct DkdvDropoutSm90Params : DkdvSm90Params {
   DropoutParams dropout;
 };
 
+struct DkdvBiasSm90Params : DkdvSm90Params {
+  alignas(128) CUtensorMap bias;
+  AxisSteps bias_axes;
+  int bias_rows;  // rows of a box: BLOCK_M, or 1 if all queries share one row
+};
+
 struct DqSm90Params {
   alignas(128) CUtensorMap k;
   AxisSteps k_axes;
   BwdParams p;
 };
+
+// How a kernel reads a bias: by TMA into the stages of dS^T, or from global memory.
+enum class BiasLoads { NONE, BOXES, ELEMENTS };
 
 // The configuration of a plan from kernels.toml, for PLAN KB of shared memory. HAS_SCORE_MOD: the
 // kernel serves calls with a soft cap or ALiBi.
@@ -41,6 +50,7 @@ template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int 
 struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
+  static constexpr BiasLoads BIAS = BiasLoads::NONE;
   using Params = std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 keys; one more loads
   static constexpr int BLOCK_M = MASK_TILE;              // queries per stage
@@ -113,16 +123,18 @@ struct DkdvScoredSm90Config : DkdvSm90ConfigOf<DkdvScoredSm90Plan<HEAD_DIM, HEAD
 
 // The configuration of the fused kernel, with parameters as above.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
-          bool HAS_SCORE_MOD_, bool DROPS_ = false, bool HAS_BIAS_ = false>
+          bool HAS_SCORE_MOD_, bool DROPS_ = false, BiasLoads BIAS_ = BiasLoads::NONE>
 struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
   static constexpr bool DROPS = DROPS_;
-  static constexpr bool HAS_BIAS = HAS_BIAS_;
+  static constexpr BiasLoads BIAS = BIAS_;
+  static constexpr bool HAS_BIAS = BIAS != BiasLoads::NONE;
   static constexpr bool BIAS_TAKES_ALL = HEAD_DIM <= 64;  // any strides, and fp32
-  using Params =
-      std::conditional_t<DROPS, DkdvDropoutSm90Params,
-                         std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>>;
+  using Params = std::conditional_t<
+      DROPS, DkdvDropoutSm90Params,
+      std::conditional_t<BIAS == BiasLoads::BOXES, DkdvBiasSm90Params,
+                         std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>>>;
   static constexpr bool SHARES_QUERIES = true;
   static constexpr int CONSUMERS = 2;  // warpgroups of 64 keys; a list's entry has a code for each
   static constexpr int BLOCK_M = MASK_TILE;
@@ -138,7 +150,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
   // True if K and V stay in registers as A operands, so that the products read less shared memory.
   static constexpr bool KEYS_IN_REGISTERS =
-      HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD && !HAS_BIAS;
+      HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD && BIAS != BiasLoads::ELEMENTS;
   static constexpr int LOADER_REGISTERS = KEYS_MULTIPLY ? 24 : 32;
   static constexpr int CONSUMER_REGISTERS = KEYS_MULTIPLY ? 240 : HEAD_DIM == 96 ? 200 : 208;
   static constexpr int DQ_REGISTERS = KEYS_MULTIPLY ? 0 : HEAD_DIM == 96 ? 80 : 64;
@@ -160,6 +172,9 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using KTile = Panels<BLOCK_N>;
   using QTile = Panels<BLOCK_M>;
   using DsTile = Panels<BLOCK_N>;  // dS^T of a stage; a row is a key
+  // A warpgroup's bias waits where its dS^T of the item will be; a row is a query.
+  using BiasTile = Panels<BLOCK_M>;
+  static_assert(CONSUMERS * BiasTile::BYTES == DsTile::count(BLOCK_M) * DsTile::BYTES);
   using DqTile = Panels<BLOCK_M>;  // dQ of a stage, rounded
   static constexpr int PANELS = KTile::count(HEAD_DIM);
   static constexpr int V_PANELS = KTile::count(HEAD_DIM_V);
@@ -170,7 +185,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(1024) uint8_t q[PANELS * QTile::BYTES];
     alignas(1024) uint8_t dout[V_PANELS * QTile::BYTES];
   };
-  struct Smem {
+  struct SmemOfAll {
     alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // stages dK at the end
     alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // stages dV at the end
     Stage stage[Plan::STAGES];
@@ -186,9 +201,14 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     uint64_t described[DQ_ITEMS];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
     uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];
-    uint64_t dq_read;            // the only stage of dQ was read
-    __device__ Smem() = delete;  // overlaid on shared memory, never constructed
+    uint64_t dq_read;                 // the only stage of dQ was read
+    __device__ SmemOfAll() = delete;  // overlaid on shared memory, never constructed
   };
+  struct SmemWithBias : SmemOfAll {
+    uint64_t bias_full[DS_STAGES];
+    __device__ SmemWithBias() = delete;
+  };
+  using Smem = std::conditional_t<BIAS == BiasLoads::BOXES, SmemWithBias, SmemOfAll>;
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };

@@ -80,6 +80,9 @@ struct FusedSm90 {
   using Half = DqHalf<Config>;
   using Keys = uint32_t[Config::KEYS_IN_REGISTERS ? HEAD_DIM / 16 : 1][4];  // A operands
 
+  using BiasTile = typename Config::BiasTile;
+  static constexpr bool BIAS_IN_TILES = Config::BIAS == BiasLoads::BOXES;
+
   // Barriers in addition to those of sm90/stages.cuh, the last of which belongs to warpgroup 3.
   enum KeyBarrier : int { KEYS_CLEARED = ONE_CONSUMER + 3, KEYS_READ, APART };
   static constexpr int KEY_READERS = (Config::WARPGROUPS - 1) * WARPGROUP;
@@ -126,6 +129,11 @@ struct FusedSm90 {
       mbarrier_init(shared_address(&smem.dq_done[i]), DQ_WARPS);
     }
     if constexpr (Config::KEYS_MULTIPLY) mbarrier_init(shared_address(&smem.dq_read), 1);
+    if constexpr (BIAS_IN_TILES) {
+#pragma unroll
+      for (int i = 0; i < Config::DS_STAGES; ++i)
+        mbarrier_init(shared_address(&smem.bias_full[i]), 1);
+    }
   }
 
   // Loads the block's tiles in one thread, and describes each item while its copies are in flight.
@@ -141,6 +149,7 @@ struct FusedSm90 {
       steps.template load_queries<false>(cursor, s);
       describe(smem.item[s], cursor);
       mbarrier_arrive(shared_address(&smem.barriers.full[s]));
+      if constexpr (BIAS_IN_TILES) load_bias(cursor, Gradients{stages.passed});
       cursor.next(p, work);
     }
   }
@@ -251,6 +260,37 @@ struct FusedSm90 {
   }
 
  private:
+  // Loads the bias of the item at the cursor to where the item's dS^T will be.
+  __device__ __forceinline__ void load_bias(const Cursor& cursor, const Gradients& place) const {
+    const uint32_t full = shared_address(&smem.bias_full[place.stage()]);
+    BoxPlace at{work.key0, params.bias_rows == 1 ? 0 : cursor.row0(), 0,
+                (work.head + cursor.head_in_group) * params.bias_axes.head_kv,
+                work.batch * params.bias_axes.batch};
+    wait_for_place(place);
+    mbarrier_expect(full, Config::CONSUMERS * params.bias_rows * BiasTile::ROW_BYTES);
+#pragma unroll
+    for (int half = 0; half < Config::CONSUMERS; ++half, at.column += KEYS) {
+      load_box(bias_tile(half, place), params.bias, at, full);
+    }
+  }
+  // Returns the bias of a warpgroup's keys.
+  __device__ __forceinline__ uint32_t bias_tile(int half, const Gradients& place) const {
+    return shared_address(smem.ds[place.stage()]) + half * BiasTile::BYTES;
+  }
+  // Waits for the bias.
+  __device__ __forceinline__ void wait_for_bias(const Gradients& place) const {
+    if constexpr (BIAS_IN_TILES) {
+      mbarrier_wait(shared_address(&smem.bias_full[place.stage()]), place.parity());
+    }
+  }
+  // Writes zeros to the bias of the next sequence's queries.
+  __device__ __forceinline__ void clear_bias(uint32_t tile, int row0) const {
+    if (!steps.lacks_queries(row0)) return;
+    clear_rows<BiasTile, BLOCK_M, 1, WARPGROUP>(tile, {0, work.seqlen_q - row0},
+                                                fresh_thread() % WARPGROUP);
+    Steps::publish_zeros();
+  }
+
   // Arrives at a barrier, once per warp.
   __device__ __forceinline__ static void arrive_with_warp(uint64_t& barrier) {
     __syncwarp();
@@ -393,6 +433,7 @@ struct FusedSm90 {
       if (stages.passed == 0) stagger(thread, 0);
       if (Config::KEYS_MULTIPLY && stages.passed > 0) hand_over();
       wait_for_place(place);
+      wait_for_bias(place);
       store_zeros(thread, place);  // the other half of the keys may be visible
       arrive_ds(thread, place);
       if constexpr (Config::KEYS_MULTIPLY) {
@@ -476,7 +517,7 @@ struct FusedSm90 {
     const StageStatistics lse{smem.lse_log2[s], thread.statistic},
         delta{smem.delta[s], thread.statistic};
     const float slope = steps.slope_of(item);
-    [[maybe_unused]] typename BwdSm90Bias<Config>::Fragment bias;
+    [[maybe_unused]] typename BwdSm90BiasElements<Config>::Fragment bias;
     const auto find_weights = [&](const auto& lse) {
       if constexpr (Config::HAS_SCORE_MOD) begin_softcap(pt, params.score_mod);
       if (code != TILE_FULL) steps.apply_mask(pt, item, code);
@@ -484,8 +525,13 @@ struct FusedSm90 {
         steps.weigh_modified(probabilities, products, pt, smem.lse_log2[s],
                              steps.alibi_of(item, slope));
       } else {
-        if constexpr (Config::HAS_BIAS) {
-          BwdSm90Bias<Config>{p, work}.template exponentiate<SHIFT>(pt, lse, bias);
+        if constexpr (BIAS_IN_TILES) {
+          wait_for_bias(place);
+          const uint32_t tile = bias_tile(thread.half, place);
+          clear_bias(tile, item.row0);
+          BwdSm90BiasTile<Config>{params, tile}.template exponentiate<SHIFT>(pt, lse);
+        } else if constexpr (Config::HAS_BIAS) {
+          BwdSm90BiasElements<Config>{p, work}.template exponentiate<SHIFT>(pt, lse, bias);
         } else {
           steps.template exponentiate<SHIFT>(pt, lse);
         }
@@ -501,9 +547,9 @@ struct FusedSm90 {
     };
     // S^T = K @ Q.T                                       [64, BLOCK_M]
     issue_scores<HEAD_DIM>(pt, thread.k, thread.rows_of(smem.k), q);
-    if constexpr (Config::HAS_BIAS) {
+    if constexpr (Config::BIAS == BiasLoads::ELEMENTS) {
       const int key0 = work.key0 + Steps::group_row0() + warp_of_consumer() * 16;
-      BwdSm90Bias<Config>{p, work}.fetch(bias, item, key0);
+      BwdSm90BiasElements<Config>{p, work}.fetch(bias, item, key0);
     }
     if (Config::KEYS_MULTIPLY && stages.passed > 0) hand_over();
     if constexpr (Config::SCORES_AT_A_TIME == 2) {
@@ -549,7 +595,11 @@ struct FusedSm90 {
     }
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
     Steps::to_fragments(gradients, dst);
-    wait_for_place(place);
+    if constexpr (BIAS_IN_TILES) {
+      barrier_sync(ONE_CONSUMER + thread.half, WARPGROUP);  // all warps have read the bias
+    } else {
+      wait_for_place(place);
+    }
     store_ds(gradients, thread, place);
     Steps::issue_sum(dk, gradients, q);
     arrive_ds(thread, place);
@@ -747,6 +797,7 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
     prefetch_map(params.k);
     prefetch_map(params.v);
     prefetch_map(params.dout);
+    if constexpr (Kernel::BIAS_IN_TILES) prefetch_map(params.bias);
     Kernel::make_barriers(smem);
     mbarriers_made();
     const int last = (p.seqlen_k + Config::BLOCK_N - 1) / Config::BLOCK_N - 1;

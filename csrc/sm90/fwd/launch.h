@@ -21,41 +21,13 @@ inline bool small_tiles_pay(const FwdParams& p, int larger) {
   return (is_even(p.mask, p.packing.cu_seqlens_q != nullptr) ? 2 * all : all) <= p.sm_count;
 }
 
-// A bias as a tensor of 16-bit columns. An fp32 bias has two columns per key.
-struct BiasTensor {
-  View view;
-  Axes axes;
-  int rows, columns;
-
-  explicit BiasTensor(const FwdParams& p) {
-    const BiasParams& bias = p.bias;
-    const int width = bias.is_fp32 ? 2 : 1;
-    view = {const_cast<void*>(bias.data), bias.batch * width, bias.row * width, bias.head * width,
-            0};
-    axes = {1, p.num_heads_kv * p.group, p.batch};
-    rows = bias.row == 0 ? 1 : p.seqlen_q;
-    columns = p.seqlen_k * width;
-  }
-};
-
 template <class Config>
 const char* find_bias_problem(const FwdParams& p) {
   const char* problem = find_problem_beside_bias<Config>(p, p.out);
   if (problem != nullptr) return problem;
   if (2 * p.head_dim <= Config::HEAD_DIM) return "the general family has fewer columns";
   if (p.bias.is_fp32 && !Config::TAKES_FP32) return "it has few stages for a bias of float32";
-  if (p.bias.key != 1 || p.seqlen_k > INT32_MAX / 2) return "keys of the bias are not neighbours";
-  const BiasTensor bias(p);
-  return find_map_problem(bias.view, bias.rows, bias.columns, bias.axes);
-}
-
-template <class Config>
-cudaError_t make_bias_map(FwdBiasSm90Params& all) {
-  const BiasTensor bias(all.p);
-  all.bias_rows = all.p.bias.row == 0 ? 1 : Config::BLOCK_M;
-  const MapRequest map[] = {
-      {&all.bias, &all.bias_axes, &bias.view, bias.rows, bias.columns, &bias.axes, all.bias_rows}};
-  return make_maps<Config>(map);
+  return find_bias_map_problem(p);
 }
 
 template <class Config>
