@@ -107,16 +107,20 @@ cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t str
   return launch_in_order<Config>(kernel, p, DkdvGrid(p, Config::BLOCK_N), p, stream);
 }
 
+// The number of this block, read where it is needed.
+struct ThisBlock {
+  __device__ __forceinline__ operator int() const { return fresh_block(); }
+};
+
 // The query tile and head of a block of the dQ kernels. A head's causal tiles are in order of
-// length, longest first.
+// length, longest first. number: the number of the block.
 struct DqBlock {
   int row0;
   int head;  // head of the chunk, counted in the order unit, split, query head
   int batch, head_kv, head_in_group;
 
-  __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m)
-      : DqBlock(p, block_m, fresh_block()) {}
-  __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m, int number) {
+  template <class Number = ThisBlock>
+  __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m, Number number = {}) {
     const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
     const BlockPlace place(number, p.order);
     row0 = (q_tiles - 1 - place.tile) * block_m;
