@@ -94,10 +94,10 @@ def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Ten
 def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
     """Return what `_key_ranges_by_pair` returns, with less memory but more kernels.
 
-    The memory is for the tiles of one axis; there are some kernels for each power of 2. A run
-    of key tiles is covered by two overlapping runs, each as long as the largest power of 2 that
-    fits. Entry n for a length holds the query tiles that see the run from n on. Each entry is then
-    passed on to both halves of its run.
+    The memory is for the tiles of one axis; there are some kernels for each power of 2. Two
+    overlapping runs cover the key tiles of a query tile, each as long as the largest power of 2
+    that fits. For each such size, entry n has the first and last query tile whose run begins at
+    key tile n. A run of half the size then gets the entries of the two runs that it is a half of.
     """
     query_tiles, length = begin.shape[2], (end - begin).clamp(min=0)
     m = torch.arange(query_tiles, device=begin.device).expand_as(begin)

@@ -52,7 +52,7 @@ RECOMPUTED_SM90: Final = RECOMPUTED | {"fwd": "fwd_sm90", "bwd_dkdv": "bwd_dkdv_
 
 @dataclass(frozen=True)
 class Kind:
-    """Families that Hopper's own kernels use for the gradients, and their fallback."""
+    """Families of the gradients of a head_dim: those for Hopper, and the general ones."""
 
     head_dim: int
     native: dict[str, str]  # role -> family

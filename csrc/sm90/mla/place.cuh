@@ -3,7 +3,8 @@
 
 namespace flash_dist {
 
-// The rows and columns of a work tile that a thread has, as the accumulators of a warpgroup.
+// The rows and columns of a work tile whose accumulators a thread has. wgmma gives them to the
+// threads of a warpgroup.
 template <class Config_>
 struct WarpgroupPlace {
   using Config = Config_;

@@ -42,7 +42,7 @@ def make(
     return bytes(data)
 
 
-# The cubin, and its target if the header has no suffix, suffix `a`, or suffix `f`.
+# A cubin and three targets: for a header without a suffix, with suffix `a`, and with suffix `f`.
 TOLD = {
     "nothing": (make(90), "sm_90", "sm_90a", "sm_90f"),
     "a flag of CUDA 12": (make(90, abi=7, flags=0x800), "sm_90a", "sm_90a", "sm_90a"),
