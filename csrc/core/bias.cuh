@@ -39,30 +39,19 @@ struct BiasElements {
 
   __device__ __forceinline__ static float one(const uint8_t* at) {
     if constexpr (IS_FP32) {
-      float x;
-      asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(at));
-      return x;
+      return load_constant_float(at);
     } else {
       return unpack<T>(load_constant_2(at)).x;
     }
   }
   __device__ __forceinline__ static float2 two(const uint8_t* at) {
     if constexpr (IS_FP32) {
-      float2 r;
-      asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(at));
-      return r;
+      return load_constant_float2(at);
     } else {
       return unpack<T>(load_constant_4(at));
     }
   }
 };
-
-// Returns x, opaque to the compiler. Otherwise the compiler would compute addresses from x before
-// the loop, where they would occupy registers.
-__device__ __forceinline__ int64_t fresh(int64_t x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
 
 // Adds the bias to scores with queries along the rows, from place.row0 on. Rows past the last query
 // get the last query's bias. Columns past the last key get none.

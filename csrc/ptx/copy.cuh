@@ -48,6 +48,18 @@ __device__ __forceinline__ uint32_t load_constant_4(const void* src) {
   return x;
 }
 
+__device__ __forceinline__ float load_constant_float(const void* src) {
+  float x;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(src));
+  return x;
+}
+
+__device__ __forceinline__ float2 load_constant_float2(const void* src) {
+  float2 r;
+  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(src));
+  return r;
+}
+
 __device__ __forceinline__ void store_global_16(void* dst, uint4 r) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(dst), "r"(r.x), "r"(r.y), "r"(r.z),
                "r"(r.w)

@@ -25,6 +25,13 @@ __device__ __forceinline__ void forget(uint32_t& x, uint32_t& y) {
   asm volatile("" : "+r"(x), "+r"(y));
 }
 
+// Returns x, opaque to the compiler. Otherwise the compiler would compute addresses from x before
+// the loop, where they would occupy registers.
+__device__ __forceinline__ int64_t fresh(int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 // Reduces the registers of this warpgroup to REGISTERS per thread, a multiple of 8. All its warps
 // must call this.
 template <int REGISTERS>

@@ -34,6 +34,16 @@ inline uint32_t load_constant_4(const void* src) {
   std::memcpy(&x, emulator::read_global(src, sizeof x), sizeof x);
   return x;
 }
+inline float load_constant_float(const void* src) {
+  float x;
+  std::memcpy(&x, emulator::read_global(src, sizeof x), sizeof x);
+  return x;
+}
+inline float2 load_constant_float2(const void* src) {
+  float2 r;
+  std::memcpy(&r, emulator::read_global(src, sizeof r), sizeof r);
+  return r;
+}
 inline uint4 load_global_16(const void* src) {
   uint4 r;
   std::memcpy(&r, emulator::read_global(src, 16), 16);
@@ -52,7 +62,9 @@ inline float2 load_shared_8(uint32_t smem) {
   std::memcpy(&r, emulator::read_shared(smem, 8), 8);
   return r;
 }
+// Writing the same bytes again is no write: two warpgroups may clear the same rows.
 inline void store_shared_16(uint32_t smem, uint4 r) {
+  if (std::memcmp(smem_bytes + smem, &r, 16) == 0) return;
   std::memcpy(emulator::write_shared(smem, 16), &r, 16);
 }
 inline void store_shared_4(uint32_t smem, uint32_t r) {

@@ -8,6 +8,7 @@ namespace flash_dist {
 inline int fresh_thread() { return static_cast<int>(threadIdx.x); }
 inline int fresh_block() { return static_cast<int>(blockIdx.x); }
 inline void forget(uint32_t&, uint32_t&) {}
+inline int64_t fresh(int64_t x) { return x; }
 
 template <int REGISTERS>
 void give_registers() {}
