@@ -84,7 +84,7 @@ struct Range {
 struct BoxCopy {
   Copy copy;
   uint32_t barrier;
-  int bytes = 16;
+  int bytes = 16, exist = bytes;  // the bytes behind those that exist become zeros
 };
 
 struct Block {
@@ -225,6 +225,7 @@ void bring_box() {
       word.fenced = true;
     }
     write_copied(one.copy, one.bytes);
+    std::memset(smem_bytes + one.copy.target + one.exist, 0, one.bytes - one.exist);
     Barrier& barrier = barrier_at(one.barrier);
     barrier.bytes -= one.bytes;
     end_phase(barrier);
@@ -532,9 +533,9 @@ void wait_for_groups(int pending) {
   }
 }
 
-void start_box_copy(uint32_t target, const void* source, uint32_t barrier) {
+void start_box_copy(uint32_t target, const void* source, uint32_t barrier, int exist) {
   reserve(target, source);
-  block->box.push_back({{target, source}, barrier});
+  block->box.push_back({{target, source}, barrier, 16, exist});
 }
 
 void close_box() {
@@ -587,6 +588,8 @@ CallWith find_call(flash_dist::Role role, bool has_one, bool has_more, bool has_
       return call_with<DeltaParams>;
     case Role::BWD_DKDV:
       return call_with<DkdvHalvesSm90Params>;
+    case Role::BWD_FUSED:
+      return call_with<DkdvBiasSm90Params>;
     case Role::BWD_DQ_GEMM:
       return call_with<DqSm90Params>;
     case Role::BWD_REDUCE:

@@ -71,9 +71,10 @@ void start_copy(uint32_t target, const void* source);
 void close_group();
 void wait_for_groups(int pending);
 
-// start_box_copy(): adds 16 bytes to the current box, which arrives later; source null: zeros.
+// start_box_copy(): adds 16 bytes to the current box, which arrives later; source null: zeros, as
+// for bytes beyond `exist`.
 // close_box(): ends the box.
-void start_box_copy(uint32_t target, const void* source, uint32_t barrier);
+void start_box_copy(uint32_t target, const void* source, uint32_t barrier, int exist);
 void close_box();
 
 // The threads of a collective instruction: a warp or a warpgroup.

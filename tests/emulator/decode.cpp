@@ -212,6 +212,18 @@ struct EmulatedForward {
   int64_t bias_strides[4], bias_is_fp32, bias_in_pairs, bias_bytes;
 };
 
+template <class Emulated>
+flash_dist::BiasParams bias_of(const Emulated& c) {
+  const auto* strides = c.bias_strides;
+  return {c.bias,
+          strides[0],
+          strides[1],
+          strides[2],
+          strides[3],
+          static_cast<int>(c.bias_is_fp32),
+          static_cast<int>(c.bias_in_pairs)};
+}
+
 // Returns 0, or -1 for an error.
 extern "C" int64_t emulate_forward(const EmulatedForward* call) {
   using namespace flash_dist;
@@ -234,15 +246,7 @@ extern "C" int64_t emulate_forward(const EmulatedForward* call) {
   MaskParams& mask = p.mask;
   mask.by_query[1] = {static_cast<const int*>(c.list_begin),
                       static_cast<const int4*>(c.list_entries), nullptr};
-  const auto* strides = c.bias_strides;
-  p.bias = {c.bias,
-            strides[0],
-            strides[1],
-            strides[2],
-            strides[3],
-            static_cast<int>(c.bias_is_fp32),
-            static_cast<int>(c.bias_in_pairs)};
-
+  p.bias = bias_of(c);
   emulator::seed(static_cast<unsigned>(c.seed));
   emulator::forget_declared();
   const int64_t rows = (packed ? c.total_q : c.batch * c.seqlen_q) * c.num_heads_q;
@@ -271,7 +275,8 @@ struct EmulatedBackward {
   void *q, *k, *v, *out, *lse, *dout, *dq, *dk, *dv, *cu_q, *cu_k;
   void *key_bounds, *rows, *query_ranges, *key_ranges, *key_slots;
   void* lists[4][3];  // by_query, then by_key, for 64 and for 128 rows: begin, entries, slots
-  void* bits;
+  void *bits, *bias;
+  int64_t bias_strides[4], bias_is_fp32, bias_in_pairs, bias_bytes;
 };
 
 // Returns the bytes of the workspace, or -1 for an error.
@@ -300,6 +305,8 @@ extern "C" int64_t emulate_backward(const EmulatedBackward* call) {
   p.dk = view(c.dk, false, c.head_dim, true);
   p.dv = view(c.dv, false, c.head_dim_v, true);
   fill_call(p, c);
+  p.bias = bias_of(c);
+  emulator::declare(c.bias, c.bias_bytes, false);
   MaskParams& mask = p.mask;
   mask.key_ranges = static_cast<const int2*>(c.key_ranges);
   mask.key_slots = static_cast<const int*>(c.key_slots);

@@ -22,15 +22,18 @@ from .planner import require_compiler
 
 if TYPE_CHECKING:
     from flash_dist.masks.plan import MaskPlan
+    from flash_dist.toolkit.make.kernels.table import Family
 
 Tensor = torch.Tensor
 
 EMULATOR: Final = Path(__file__).parents[2] / "emulator"
-SIZES: Final = {  # head_dims per role or family
-    "bwd_delta": {384, 512},
+SIZES: Final[dict[str, set[int]]] = {  # head_dims per role, family or configuration
+    "DeltaConfig": {64, 128, 384, 512},
+    "DkdvConfig": {64, 128},
+    "FusedBiasTileSm90Config": {64, 128},
+    "ReduceConfig": {64, 128, 384, 512},
     "bwd_dkdv_sm90": {384, 512},
     "bwd_dq_gemm_sm90": {384, 512},
-    "bwd_reduce": {384, 512},
     "decode": {64, 128, 384, 512},
     "decode_wide": {64, 128},
     "decode_fold": {256, 512},
@@ -95,6 +98,12 @@ class Gpu:
     seed: int = 0  # seed for the order of warps
 
 
+def _sizes(family: Family) -> set[int]:
+    """Return the head_dims at which a family is compiled."""
+    names = family.config, family.name, family.role
+    return next((SIZES[name] for name in names if name in SIZES), set())
+
+
 @cache
 def _library() -> ctypes.CDLL:
     require_compiler()
@@ -105,11 +114,7 @@ def _library() -> ctypes.CDLL:
         replace(
             family,
             words=(("bf16",),),
-            rows=tuple(
-                row
-                for row in family.rows
-                if row.sizes[0] in SIZES.get(family.name, SIZES.get(family.role, ()))
-            ),
+            rows=tuple(row for row in family.rows if row.sizes[0] in _sizes(family)),
         )
         for family in table.families
     )
@@ -314,9 +319,11 @@ class _Backward(ctypes.Structure):
             for name in [
                 *("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "cu_q", "cu_k"),
                 *("key_bounds", "rows", "query_ranges", "key_ranges", "key_slots"),
-                *(*_LISTS, "bits"),
+                *(*_LISTS, "bits", "bias"),
             ]
         ),
+        ("bias_strides", ctypes.c_int64 * 4),
+        *((name, ctypes.c_int64) for name in ["bias_is_fp32", "bias_in_pairs", "bias_bytes"]),
     )
 
 
@@ -332,6 +339,7 @@ def emulate_backward(  # noqa: PLR0913 - a call, and where it runs
     mask: MaskPlan | None = None,
     documents: tuple[Tensor, Tensor] | None = None,
     longest: tuple[int, int] = (0, 0),
+    bias: Tensor | None = None,
     gpu: Gpu = Gpu(capability=90, plan=227),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv; arguments as of `emulate_forward`, which returns out and lse.
@@ -356,7 +364,8 @@ def emulate_backward(  # noqa: PLR0913 - a call, and where it runs
     tensors = (q, k, v, out, lse, dout, *gradients, *(documents or (None, None)))
     addresses = (None if x is None else x.data_ptr() for x in (*tensors, *map(arrays.get, names)))
     library = _library()
-    if library.emulate_backward(ctypes.byref(_Backward(*numbers, *addresses))) < 0:
+    call = _Backward(*numbers, *addresses, *_describe(bias))
+    if library.emulate_backward(ctypes.byref(call)) < 0:
         raise RuntimeError(library.emulated_error().decode())
     dq, dk, dv = gradients
     return dq, dk, dv
