@@ -36,8 +36,8 @@ def test_records_cover_every_toolkit_and_both_kinds_of_code() -> None:
     assert drivers - {""}  # PTX that a driver compiled
     counts = {len(print_.digests) for one in references for print_ in one.fingerprints}
     # A case has 5 results, or 2 for decoding, 3 with max_logit, and 6 or 7 with gradients of
-    # sinks and bias.
-    assert counts == {2, 3, 5, 6, 7}
+    # sinks and bias. After a change of its kernels a case has no record until the next recording.
+    assert {2, 5, 6} <= counts <= {2, 3, 5, 6, 7}
 
 
 def test_a_changed_kernel_is_found() -> None:
