@@ -114,6 +114,13 @@ def _heads_first(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
+def _read_heads_first(problem: Problem) -> list[Tensor]:
+    """Return q, k, v and dout in float64, as of `_heads_first`."""
+    heads = problem.q[0, 0, ..., 0].numel()
+    tensors = problem.q, problem.k, problem.v, problem.dout
+    return [_heads_first(x.double(), heads) for x in tensors]
+
+
 def _heads_last(x: Tensor, like: Tensor) -> Tensor:
     """Return [batch, num_heads_q, seqlen, dim] in the shape of `like`, summed over a group."""
     heads = like[0, 0, ..., 0].numel()
@@ -131,10 +138,7 @@ def _softmax(problem: Problem, scores: Tensor) -> Tensor:
 
 def compute_exact(problem: Problem) -> dict[str, Tensor]:
     """Return out, lse, dq, dk, dv in float64."""
-    heads = problem.q[0, 0, ..., 0].numel()
-    q, k, v, dout = (
-        _heads_first(x.double(), heads) for x in (problem.q, problem.k, problem.v, problem.dout)
-    )
+    q, k, v, dout = _read_heads_first(problem)
     scores = q @ k.mT * problem.scale
     if problem.visible is not None:
         scores = scores.masked_fill(~problem.visible, -torch.inf)
@@ -212,10 +216,7 @@ def bound_delta(problem: Problem) -> dict[str, Tensor]:
     the weights gives 0 there. dS is rounded for the products with k and q, in torch as well; with
     few remaining terms, either result may be nearer to float64 by chance.
     """
-    heads = problem.q[0, 0, ..., 0].numel()
-    q, k, v, dout = (
-        _heads_first(x.double(), heads) for x in (problem.q, problem.k, problem.v, problem.dout)
-    )
+    q, k, v, dout = _read_heads_first(problem)
     p = _softmax(problem, q @ k.mT * problem.scale)
     out = p @ v
     rounding = out.to(problem.q.dtype) - out  # 0 with one key, as out is v
@@ -241,10 +242,7 @@ def bound_weights(problem: Problem) -> dict[str, Tensor]:
 
     Torch rounds P, too; with few keys or rows, either result may be nearer to float64 by chance.
     """
-    heads = problem.q[0, 0, ..., 0].numel()
-    q, k, v, dout = (
-        _heads_first(x.double(), heads) for x in (problem.q, problem.k, problem.v, problem.dout)
-    )
+    q, k, v, dout = _read_heads_first(problem)
     p = _softmax(problem, q @ k.mT * problem.scale)
     cut = (p * (torch.finfo(problem.q.dtype).eps / 2 / 3**0.5)).square()
     return {

@@ -198,64 +198,74 @@ extern "C" int64_t emulate_decode(const EmulatedCall* call) {
   return status == 0 ? emulator::bank_conflicts() : -1;
 }
 
-// Arguments of a forward. tests/unit/made/emulator.py has the same layout. Packed: cu_q and cu_k
-// are set, batch is the number of documents, and seqlens are the longest.
-struct EmulatedForward {
+// Arguments of a forward or a backward. tests/unit/made/emulator.py has the same layout. Packed: cu_q
+// and cu_k are set, batch is the number of documents, and seqlens are the longest.
+struct EmulatedNumbers {
   int64_t batch, seqlen_q, seqlen_k, total_q, total_k, num_heads_q, num_heads_kv, head_dim,
       head_dim_v;
-  int64_t left, right, capability, sm_count, smem_limit, seed;
+  int64_t left, right, capability, sm_count, smem_limit, seed, budget;
   int64_t mask_kind, mask_batches, mask_heads;
   double softmax_scale;
-  void *q, *k, *v, *out, *lse, *cu_q, *cu_k, *sinks, *max_logit;
-  void *key_bounds, *rows, *query_ranges, *list_begin, *list_entries, *bits;  // arrays of a mask
-  void* bias;
-  int64_t bias_strides[4], bias_is_fp32, bias_in_pairs, bias_bytes;
 };
 
+struct EmulatedBias {
+  void* data;
+  int64_t strides[4], is_fp32, in_pairs, bytes;
+};
+
+struct EmulatedForward : EmulatedNumbers {
+  void *q, *k, *v, *out, *lse, *cu_q, *cu_k, *sinks, *max_logit;
+  void *key_bounds, *rows, *query_ranges, *list_begin, *list_entries, *bits;  // arrays of a mask
+  EmulatedBias bias;
+};
+
+// Begins a forward or a backward: fills in its numbers, its mask without lists, and its bias. The
+// kernels may touch only memory that is declared from here on.
+template <class Params, class Emulated>
+void begin(Params& p, const Emulated& c) {
+  set_device(c);
+  emulator::seed(static_cast<unsigned>(c.seed));
+  emulator::forget_declared();
+  fill_call(p, c);
+  const EmulatedBias& bias = c.bias;
+  p.bias = {bias.data,
+            bias.strides[0],
+            bias.strides[1],
+            bias.strides[2],
+            bias.strides[3],
+            static_cast<int>(bias.is_fp32),
+            static_cast<int>(bias.in_pairs)};
+  emulator::declare(bias.data, bias.bytes, false);
+}
+
+// Declares a tensor of the queries or of the keys, and returns its view.
 template <class Emulated>
-flash_dist::BiasParams bias_of(const Emulated& c) {
-  const auto* strides = c.bias_strides;
-  return {c.bias,
-          strides[0],
-          strides[1],
-          strides[2],
-          strides[3],
-          static_cast<int>(c.bias_is_fp32),
-          static_cast<int>(c.bias_in_pairs)};
+flash_dist::View declare(const Emulated& c, void* data, bool of_queries, int64_t columns,
+                         bool may_write) {
+  const bool packed = c.cu_q != nullptr;
+  const int64_t rows = of_queries ? c.seqlen_q : c.seqlen_k;
+  const int64_t total = packed ? of_queries ? c.total_q : c.total_k : c.batch * rows;
+  const int64_t heads = of_queries ? c.num_heads_q : c.num_heads_kv;
+  const int64_t group = of_queries ? c.num_heads_q / c.num_heads_kv : 1;
+  emulator::declare(data, total * heads * columns * 2, may_write);
+  return {data, packed ? 0 : rows * heads * columns, heads * columns, group * columns, columns};
 }
 
 // Returns 0, or -1 for an error.
 extern "C" int64_t emulate_forward(const EmulatedForward* call) {
   using namespace flash_dist;
   const EmulatedForward& c = *call;
-  set_device(c);
-  const int64_t group = c.num_heads_q / c.num_heads_kv;
-  const bool packed = c.cu_q != nullptr;
-  const auto view = [&](void* data, int64_t rows, int64_t heads, int64_t columns, int64_t members) {
-    return View{data, packed ? 0 : rows * heads * columns, heads * columns, members * columns,
-                columns};
-  };
   FwdParams p{};
-  p.q = view(c.q, c.seqlen_q, c.num_heads_q, c.head_dim, group);
-  p.k = view(c.k, c.seqlen_k, c.num_heads_kv, c.head_dim, 1);
-  p.v = view(c.v, c.seqlen_k, c.num_heads_kv, c.head_dim_v, 1);
-  p.out = view(c.out, c.seqlen_q, c.num_heads_q, c.head_dim_v, group);
+  begin(p, c);
+  p.q = declare(c, c.q, true, c.head_dim, false);
+  p.k = declare(c, c.k, false, c.head_dim, false);
+  p.v = declare(c, c.v, false, c.head_dim_v, false);
+  p.out = declare(c, c.out, true, c.head_dim_v, true);
   p.lse = static_cast<float*>(c.lse);
-  fill_call(p, c);
   p.sinks = static_cast<const float*>(c.sinks);
   MaskParams& mask = p.mask;
   mask.by_query[1] = {static_cast<const int*>(c.list_begin),
                       static_cast<const int4*>(c.list_entries), nullptr};
-  p.bias = bias_of(c);
-  emulator::seed(static_cast<unsigned>(c.seed));
-  emulator::forget_declared();
-  const int64_t rows = (packed ? c.total_q : c.batch * c.seqlen_q) * c.num_heads_q;
-  const int64_t keys = (packed ? c.total_k : c.batch * c.seqlen_k) * c.num_heads_kv;
-  emulator::declare(c.q, rows * c.head_dim * 2, false);
-  emulator::declare(c.k, keys * c.head_dim * 2, false);
-  emulator::declare(c.v, keys * c.head_dim_v * 2, false);
-  emulator::declare(c.out, rows * c.head_dim_v * 2, true);
-  emulator::declare(c.bias, c.bias_bytes, false);
   const Call where{0, nullptr, static_cast<int>(Dtype::BF16)};
   Memory memory;
   auto* max_logit = static_cast<float*>(c.max_logit);
@@ -266,47 +276,27 @@ extern "C" int64_t emulate_forward(const EmulatedForward* call) {
 }
 
 // Arguments of a backward, with the conventions of EmulatedForward.
-struct EmulatedBackward {
-  int64_t batch, seqlen_q, seqlen_k, total_q, total_k, num_heads_q, num_heads_kv, head_dim,
-      head_dim_v;
-  int64_t left, right, capability, sm_count, smem_limit, seed, budget;
-  int64_t mask_kind, mask_batches, mask_heads;
-  double softmax_scale;
+struct EmulatedBackward : EmulatedNumbers {
   void *q, *k, *v, *out, *lse, *dout, *dq, *dk, *dv, *cu_q, *cu_k;
   void *key_bounds, *rows, *query_ranges, *key_ranges, *key_slots;
   void* lists[4][3];  // by_query, then by_key, for 64 and for 128 rows: begin, entries, slots
-  void *bits, *bias;
-  int64_t bias_strides[4], bias_is_fp32, bias_in_pairs, bias_bytes;
+  void* bits;
+  EmulatedBias bias;
 };
 
 // Returns the bytes of the workspace, or -1 for an error.
 extern "C" int64_t emulate_backward(const EmulatedBackward* call) {
   using namespace flash_dist;
   const EmulatedBackward& c = *call;
-  set_device(c);
-  emulator::seed(static_cast<unsigned>(c.seed));
-  emulator::forget_declared();
-  const int64_t group = c.num_heads_q / c.num_heads_kv;
-  const bool packed = c.cu_q != nullptr;
-  const auto view = [&](void* data, bool of_queries, int64_t columns, bool may_write) {
-    const int64_t rows = of_queries ? c.seqlen_q : c.seqlen_k;
-    const int64_t total = packed ? of_queries ? c.total_q : c.total_k : c.batch * rows;
-    const int64_t heads = of_queries ? c.num_heads_q : c.num_heads_kv;
-    emulator::declare(data, total * heads * columns * 2, may_write);
-    return View{data, packed ? 0 : rows * heads * columns, heads * columns,
-                (of_queries ? group : 1) * columns, columns};
-  };
   BwdParams p{};
-  p.q = view(c.q, true, c.head_dim, false);
-  p.k = view(c.k, false, c.head_dim, false);
-  p.v = view(c.v, false, c.head_dim_v, false);
-  p.dout = view(c.dout, true, c.head_dim_v, false);
-  p.dq = view(c.dq, true, c.head_dim, true);
-  p.dk = view(c.dk, false, c.head_dim, true);
-  p.dv = view(c.dv, false, c.head_dim_v, true);
-  fill_call(p, c);
-  p.bias = bias_of(c);
-  emulator::declare(c.bias, c.bias_bytes, false);
+  begin(p, c);
+  p.q = declare(c, c.q, true, c.head_dim, false);
+  p.k = declare(c, c.k, false, c.head_dim, false);
+  p.v = declare(c, c.v, false, c.head_dim_v, false);
+  p.dout = declare(c, c.dout, true, c.head_dim_v, false);
+  p.dq = declare(c, c.dq, true, c.head_dim, true);
+  p.dk = declare(c, c.dk, false, c.head_dim, true);
+  p.dv = declare(c, c.dv, false, c.head_dim_v, true);
   MaskParams& mask = p.mask;
   mask.key_ranges = static_cast<const int2*>(c.key_ranges);
   mask.key_slots = static_cast<const int*>(c.key_slots);
@@ -316,7 +306,7 @@ extern "C" int64_t emulate_backward(const EmulatedBackward* call) {
                                                     static_cast<const int2*>(c.lists[i][2])};
   }
   DeltaParams delta{};
-  delta.out = view(c.out, true, c.head_dim_v, false);
+  delta.out = declare(c, c.out, true, c.head_dim_v, false);
   delta.dout = p.dout;
   delta.lse = static_cast<const float*>(c.lse);
   delta.dq = p.dq;

@@ -24,31 +24,17 @@ void cp_async_wait() {
   emulator::wait_for_groups(PENDING);
 }
 
-inline uint32_t load_constant_2(const void* src) {
-  uint16_t x;
+template <class Number>
+Number load_number(const void* src) {
+  Number x;
   std::memcpy(&x, emulator::read_global(src, sizeof x), sizeof x);
   return x;
 }
-inline uint32_t load_constant_4(const void* src) {
-  uint32_t x;
-  std::memcpy(&x, emulator::read_global(src, sizeof x), sizeof x);
-  return x;
-}
-inline float load_constant_float(const void* src) {
-  float x;
-  std::memcpy(&x, emulator::read_global(src, sizeof x), sizeof x);
-  return x;
-}
-inline float2 load_constant_float2(const void* src) {
-  float2 r;
-  std::memcpy(&r, emulator::read_global(src, sizeof r), sizeof r);
-  return r;
-}
-inline uint4 load_global_16(const void* src) {
-  uint4 r;
-  std::memcpy(&r, emulator::read_global(src, 16), 16);
-  return r;
-}
+inline uint32_t load_constant_2(const void* src) { return load_number<uint16_t>(src); }
+inline uint32_t load_constant_4(const void* src) { return load_number<uint32_t>(src); }
+inline float load_constant_float(const void* src) { return load_number<float>(src); }
+inline float2 load_constant_float2(const void* src) { return load_number<float2>(src); }
+inline uint4 load_global_16(const void* src) { return load_number<uint4>(src); }
 inline void store_global_16(void* dst, uint4 r) {
   std::memcpy(emulator::write_global(dst, 16), &r, 16);
 }

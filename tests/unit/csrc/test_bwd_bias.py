@@ -14,7 +14,7 @@ from tests.unit.made.emulator import emulate_backward
 
 from .test_bwd_halves import require_near
 from .test_fwd_bias import draw, inputs, normal, solve
-from .test_fwd_pair import CAUSAL, FULL, gpu, in_window
+from .test_fwd_pair import CAUSAL, FULL, cu_seqlens, gpu, in_window
 
 Tensor = torch.Tensor
 
@@ -120,10 +120,7 @@ def test_documents_have_no_bias_beyond_their_queries(head_dim: int, row: str) ->
         lse=lse,
         dout=dout,
         window=CAUSAL,
-        documents=(
-            torch.tensor(ends_q, dtype=torch.int32),
-            torch.tensor(ends_k, dtype=torch.int32),
-        ),
+        documents=cu_seqlens(ends_q, ends_k),
         longest=(most_q, most_k),
         bias=bias,
         gpu=gpu(0),

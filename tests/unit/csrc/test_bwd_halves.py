@@ -12,7 +12,16 @@ import torch
 from flash_dist import BlockMask
 from tests.unit.made.emulator import emulate_backward
 
-from .test_fwd_pair import CAUSAL, FULL, gpu, in_window, normal, solve
+from .test_fwd_pair import (
+    CAUSAL,
+    FULL,
+    cu_seqlens,
+    draw_visible,
+    gpu,
+    in_window,
+    normal,
+    solve,
+)
 
 Tensor = torch.Tensor
 
@@ -91,14 +100,13 @@ def test_documents_see_their_own_keys_alone(head_dim: int) -> None:
             exact[0][:, q0:q1], exact[1][:, k0:k1], exact[2][:, k0:k1] = gradients
     for x, ends in ((q, ends_q), (k, ends_k), (v, ends_k), (dout, ends_q)):
         x[:, :before] = x[:, ends[-1] :] = math.nan  # tokens of no document must not be read
-    documents = tuple(torch.tensor(ends, dtype=torch.int32) for ends in (ends_q, ends_k))
     got = emulate_backward(
         *(q, k, v),
         out=out,
         lse=lse,
         dout=dout,
         window=CAUSAL,
-        documents=(documents[0], documents[1]),
+        documents=cu_seqlens(ends_q, ends_k),
         longest=(max(lengths_q), max(lengths_k)),
         gpu=gpu(head_dim),
     )
@@ -110,15 +118,7 @@ def test_documents_see_their_own_keys_alone(head_dim: int) -> None:
 def test_masks_of_tiles_and_of_intervals(
     kind: str, head_dim: int, seqlen_q: int, seqlen_k: int
 ) -> None:
-    random = torch.Generator().manual_seed(head_dim)
-    if kind == "lists":
-        visible = torch.rand(seqlen_q, seqlen_k, generator=random) < 0.3
-        visible[64:128, 64:192] = False
-        visible[5] = False
-    else:
-        ends = torch.randint(seqlen_k + 1, (2, seqlen_q, 1), generator=random)
-        keys = torch.arange(seqlen_k)
-        visible = (keys >= ends[0]) & (keys < ends[1])
+    visible = draw_visible(kind, (head_dim, seqlen_q, seqlen_k), (64, 192))
     plan = BlockMask.from_dense(visible).plan(1, 1, seqlen_q, seqlen_k)
     q, dout = (normal(seed, 1, seqlen_q, 1, head_dim) for seed in (0, 3))
     k, v = (normal(seed, 1, seqlen_k, 1, head_dim) for seed in (1, 2))

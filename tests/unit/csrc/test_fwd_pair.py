@@ -60,6 +60,30 @@ def in_window(seqlen_q: int, seqlen_k: int, window: tuple[int, int]) -> Tensor:
     return (places >= -window[0]) & (places <= window[1])
 
 
+def draw_visible(kind: str, shape: tuple[int, int, int], hidden_keys: tuple[int, int]) -> Tensor:
+    """Return the visible keys of a mask of tiles, or of an interval of keys for each query.
+
+    Args:
+        kind: `lists` for tiles, `intervals`.
+        shape: head_dim, which is the seed, seqlen_q and seqlen_k.
+        hidden_keys: The keys that queries 64 to 127 do not see, of `lists`.
+    """
+    seed, seqlen_q, seqlen_k = shape
+    random = torch.Generator().manual_seed(seed)
+    if kind == "lists":
+        visible = torch.rand(seqlen_q, seqlen_k, generator=random) < 0.3
+        visible[64:128, slice(*hidden_keys)] = False
+        visible[5] = False
+        return visible
+    ends = torch.randint(seqlen_k + 1, (2, seqlen_q, 1), generator=random)
+    keys = torch.arange(seqlen_k)
+    return (keys >= ends[0]) & (keys < ends[1])
+
+
+def cu_seqlens(ends_q: list[int], ends_k: list[int]) -> tuple[Tensor, Tensor]:
+    return torch.tensor(ends_q, dtype=torch.int32), torch.tensor(ends_k, dtype=torch.int32)
+
+
 def require_near(got: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor]) -> None:
     """Check out and lse; rows without a key are 0 and -inf."""
     error = (got[0].double() - exact[0]).norm() / exact[0].norm()
@@ -96,11 +120,10 @@ def test_documents_see_their_own_keys_alone(head_dim: int) -> None:
             out[:, q0:q1], lse[:, :, q0:q1] = exact
     for x in (k, v):  # unused keys must not be read
         x[:, :before] = x[:, ends_k[-1] :] = math.nan
-    documents = tuple(torch.tensor(ends, dtype=torch.int32) for ends in (ends_q, ends_k))
     got = emulate_forward(
         *(q, k, v),
         window=CAUSAL,
-        documents=(documents[0], documents[1]),
+        documents=cu_seqlens(ends_q, ends_k),
         longest=(max(lengths_q), max(lengths_k)),
         gpu=gpu(head_dim),
     )
@@ -112,15 +135,7 @@ def test_documents_see_their_own_keys_alone(head_dim: int) -> None:
 def test_masks_of_tiles_and_of_intervals(
     kind: str, head_dim: int, seqlen_q: int, seqlen_k: int
 ) -> None:
-    random = torch.Generator().manual_seed(head_dim)
-    if kind == "lists":
-        visible = torch.rand(seqlen_q, seqlen_k, generator=random) < 0.3
-        visible[64:128, 128:320] = False
-        visible[5] = False
-    else:
-        ends = torch.randint(seqlen_k + 1, (2, seqlen_q, 1), generator=random)
-        keys = torch.arange(seqlen_k)
-        visible = (keys >= ends[0]) & (keys < ends[1])
+    visible = draw_visible(kind, (head_dim, seqlen_q, seqlen_k), (128, 320))
     plan = BlockMask.from_dense(visible).plan(1, 1, seqlen_q, seqlen_k)
     q = normal(0, 1, seqlen_q, 1, head_dim)
     k, v = (normal(seed, 1, seqlen_k, 1, head_dim) for seed in (1, 2))

@@ -21,6 +21,8 @@ from flash_dist.toolkit.targets.archs import ArchSet
 from .planner import require_compiler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from flash_dist.masks.plan import MaskPlan
     from flash_dist.toolkit.make.kernels.table import Family
 
@@ -202,8 +204,8 @@ def _describe(bias: Tensor | None) -> tuple[Any, ...]:
     return (bias.data_ptr(), strides, bias.dtype == torch.float32, in_pairs, rest)
 
 
-class _Forward(ctypes.Structure):
-    """`EmulatedForward` of tests/emulator/decode.cpp."""
+class _Numbers(ctypes.Structure):
+    """`EmulatedNumbers` of tests/emulator/decode.cpp."""
 
     _fields_ = (
         *(
@@ -211,21 +213,88 @@ class _Forward(ctypes.Structure):
             for name in [
                 *("batch", "seqlen_q", "seqlen_k", "total_q", "total_k"),
                 *("num_heads_q", "num_heads_kv", "head_dim", "head_dim_v"),
-                *("left", "right", "capability", "sm_count", "smem_limit", "seed"),
+                *("left", "right", "capability", "sm_count", "smem_limit", "seed", "budget"),
                 *("mask_kind", "mask_batches", "mask_heads"),
             ]
         ),
         ("softmax_scale", ctypes.c_double),
+    )
+
+
+class _Bias(ctypes.Structure):
+    """`EmulatedBias` of tests/emulator/decode.cpp."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("strides", ctypes.c_int64 * 4),
+        *((name, ctypes.c_int64) for name in ["is_fp32", "in_pairs", "bytes"]),
+    )
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """The arguments that `emulate_forward` and `emulate_backward` share."""
+
+    window: tuple[int, int]
+    mask: MaskPlan | None
+    documents: tuple[Tensor, Tensor] | None
+    longest: tuple[int, int]
+    bias: Tensor | None
+    gpu: Gpu
+
+    def run(
+        self,
+        function: Callable[[object], int],
+        argument: type[_Numbers],
+        qkv: tuple[Tensor, Tensor, Tensor],
+        others: Sequence[Tensor | None],
+        arrays: Sequence[str],
+    ) -> None:
+        """Call a function of the library.
+
+        Args:
+            function: The function.
+            argument: The type of its argument.
+            qkv: q, k and v.
+            others: The tensors that follow them in the argument.
+            arrays: Names of the arrays of a mask, which come next.
+
+        Raises:
+            RuntimeError: An error of the emulator or the host code.
+        """
+        q, k, v = qkv
+        batch, seqlen_q, heads, head_dim = q.shape
+        seqlen_k = k.shape[1]
+        totals = seqlen_q, seqlen_k
+        if self.documents is not None:
+            batch, seqlen_q, seqlen_k = len(self.documents[0]) - 1, *self.longest
+        mask, gpu = self.mask, self.gpu
+        numbers = (
+            *(batch, seqlen_q, seqlen_k, *totals, heads, k.shape[2], head_dim, v.shape[3]),
+            *(*self.window, gpu.capability, gpu.sm_count, ROOM[gpu.plan], gpu.seed, gpu.budget),
+            *((0, 1, 1) if mask is None else (mask.kind, mask.batches, mask.heads)),
+            head_dim**-0.5,
+        )
+        known = {} if mask is None else mask.arrays
+        every = (*qkv, *others, *map(known.get, arrays))
+        addresses = (None if x is None else x.data_ptr() for x in every)
+        call = argument(*numbers, *addresses, _Bias(*_describe(self.bias)))
+        if function(ctypes.byref(call)) < 0:
+            raise RuntimeError(_library().emulated_error().decode())
+
+
+class _Forward(_Numbers):
+    """`EmulatedForward` of tests/emulator/decode.cpp."""
+
+    _fields_ = (
         *(
             (name, ctypes.c_void_p)
             for name in [
                 *("q", "k", "v", "out", "lse", "cu_q", "cu_k", "sinks", "max_logit"),
                 *("key_bounds", "rows", "query_ranges", "begin", "entries", "bits"),
-                "bias",
             ]
         ),
-        ("bias_strides", ctypes.c_int64 * 4),
-        *((name, ctypes.c_int64) for name in ["bias_is_fp32", "bias_in_pairs", "bias_bytes"]),
+        ("bias", _Bias),
     )
 
 
@@ -260,35 +329,15 @@ def emulate_forward(  # noqa: PLR0913 - a call, and where it runs
     Raises:
         RuntimeError: An error of the emulator or the host code.
     """
-    batch, seqlen_q, heads, head_dim = q.shape
-    seqlen_k, head_dim_v = k.shape[1], v.shape[3]
-    out = q.new_full((batch, seqlen_q, heads, head_dim_v), torch.nan)
-    lse = torch.full((batch, heads, seqlen_q), torch.nan)
-    totals = (seqlen_q, seqlen_k)
-    if documents is not None:
-        batch, seqlen_q, seqlen_k = len(documents[0]) - 1, *longest
-    planes = (0, 1, 1) if mask is None else (mask.kind, mask.batches, mask.heads)
-    numbers = (
-        *(batch, seqlen_q, seqlen_k, *totals, heads, k.shape[2], head_dim, head_dim_v),
-        *(*window, gpu.capability, gpu.sm_count, ROOM[gpu.plan], gpu.seed),
-        *(*planes, head_dim**-0.5),
+    out = q.new_full((*q.shape[:3], v.shape[3]), torch.nan)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), torch.nan)
+    others = (out, lse, *(documents or (None, None)), sinks, max_logit)
+    arrays = (
+        *("key_bounds", "rows", "query_ranges"),
+        *("by_query_128_begin", "by_query_128_entries", "bits"),
     )
-    cu_q, cu_k = documents or (None, None)
-    names = (
-        "key_bounds",
-        "rows",
-        "query_ranges",
-        "by_query_128_begin",
-        "by_query_128_entries",
-        "bits",
-    )
-    arrays = {} if mask is None else mask.arrays
-    results = (out, lse, cu_q, cu_k, sinks, max_logit)
-    tensors = (q, k, v, *results, *(arrays.get(name) for name in names))
-    addresses = (None if x is None else x.data_ptr() for x in tensors)
-    library = _library()
-    if library.emulate_forward(ctypes.byref(_Forward(*numbers, *addresses, *_describe(bias)))) < 0:
-        raise RuntimeError(library.emulated_error().decode())
+    problem = _Problem(window, mask, documents, longest, bias, gpu)
+    problem.run(_library().emulate_forward, _Forward, (q, k, v), others, arrays)
     return out, lse
 
 
@@ -300,30 +349,19 @@ _LISTS: Final = tuple(
 )
 
 
-class _Backward(ctypes.Structure):
+class _Backward(_Numbers):
     """`EmulatedBackward` of tests/emulator/decode.cpp."""
 
     _fields_ = (
-        *(
-            (name, ctypes.c_int64)
-            for name in [
-                *("batch", "seqlen_q", "seqlen_k", "total_q", "total_k"),
-                *("num_heads_q", "num_heads_kv", "head_dim", "head_dim_v"),
-                *("left", "right", "capability", "sm_count", "smem_limit", "seed", "budget"),
-                *("mask_kind", "mask_batches", "mask_heads"),
-            ]
-        ),
-        ("softmax_scale", ctypes.c_double),
         *(
             (name, ctypes.c_void_p)
             for name in [
                 *("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "cu_q", "cu_k"),
                 *("key_bounds", "rows", "query_ranges", "key_ranges", "key_slots"),
-                *(*_LISTS, "bits", "bias"),
+                *(*_LISTS, "bits"),
             ]
         ),
-        ("bias_strides", ctypes.c_int64 * 4),
-        *((name, ctypes.c_int64) for name in ["bias_is_fp32", "bias_in_pairs", "bias_bytes"]),
+        ("bias", _Bias),
     )
 
 
@@ -347,25 +385,9 @@ def emulate_backward(  # noqa: PLR0913 - a call, and where it runs
     Raises:
         RuntimeError: An error of the emulator or the host code.
     """
-    batch, seqlen_q, heads, head_dim = q.shape
-    seqlen_k, head_dim_v = k.shape[1], v.shape[3]
-    gradients = tuple(torch.full_like(x, torch.nan) for x in (q, k, v))
-    totals = (seqlen_q, seqlen_k)
-    if documents is not None:
-        batch, seqlen_q, seqlen_k = len(documents[0]) - 1, *longest
-    planes = (0, 1, 1) if mask is None else (mask.kind, mask.batches, mask.heads)
-    numbers = (
-        *(batch, seqlen_q, seqlen_k, *totals, heads, k.shape[2], head_dim, head_dim_v),
-        *(*window, gpu.capability, gpu.sm_count, ROOM[gpu.plan], gpu.seed, gpu.budget),
-        *(*planes, head_dim**-0.5),
-    )
-    names = ("key_bounds", "rows", "query_ranges", "key_ranges", "key_slots", *_LISTS, "bits")
-    arrays = {} if mask is None else mask.arrays
-    tensors = (q, k, v, out, lse, dout, *gradients, *(documents or (None, None)))
-    addresses = (None if x is None else x.data_ptr() for x in (*tensors, *map(arrays.get, names)))
-    library = _library()
-    call = _Backward(*numbers, *addresses, *_describe(bias))
-    if library.emulate_backward(ctypes.byref(call)) < 0:
-        raise RuntimeError(library.emulated_error().decode())
-    dq, dk, dv = gradients
+    dq, dk, dv = (torch.full_like(x, torch.nan) for x in (q, k, v))
+    others = (out, lse, dout, dq, dk, dv, *(documents or (None, None)))
+    arrays = ("key_bounds", "rows", "query_ranges", "key_ranges", "key_slots", *_LISTS, "bits")
+    problem = _Problem(window, mask, documents, longest, bias, gpu)
+    problem.run(_library().emulate_backward, _Backward, (q, k, v), others, arrays)
     return dq, dk, dv
