@@ -1,4 +1,4 @@
-"""Entry point of a toolkit that is installed by itself: `python -m`, and its console script."""
+"""Entry point of a standalone toolkit: `python -m`, and its console script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line and end the process."""
     try:
-        from .cli import main as run  # noqa: PLC0415 - an error in the table is reported as a message
+        from .cli import main as run  # noqa: PLC0415 - reports errors in pyproject.toml
     except ValueError as error:
         sys.exit(f"error: {error}")
     sys.exit(run())

@@ -18,7 +18,7 @@ try:
         prepare_metadata_for_build_editable,
         prepare_metadata_for_build_wheel,
     )
-except ValueError as error:  # a table with an error
+except ValueError as error:  # such as a malformed [tool.kernels] table
     sys.exit(f"error: {error}")
 
 __all__ = [

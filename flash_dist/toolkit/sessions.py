@@ -30,7 +30,7 @@ try:
         manifest,
         use_toolkit,
     )
-except ValueError as error:  # a table with an error
+except ValueError as error:  # such as a malformed [tool.kernels] table
     sys.exit(f"error: {error}")
 
 __all__ = ["audit", "build_arm", "build_wheels", "image", "keys", "manifest", "repro", "tests"]

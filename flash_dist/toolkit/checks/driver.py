@@ -35,7 +35,7 @@ _NEUTRAL = (
     "CUDA_CACHE_MAXSIZE",
     "CUDA_MODULE_LOADING",
 )
-_SHOWN_TOGETHER = 2  # variables in one line
+_SHOWN_TOGETHER = 2  # maximum variables in one line
 _LONGEST_VALUE = 80
 
 
@@ -80,7 +80,7 @@ def _shorten(value: str) -> str:
 
 
 def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | None:
-    """Return the first of our own variables that is malformed, and what is wrong with it."""
+    """Return the first malformed variable of this package, the problem and its finding."""
     limit = variables.get(SMEM_VARIABLE, "")
     if limit and read_smem_limit(limit) is None:
         problem = f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit:.60}`"
@@ -93,7 +93,7 @@ def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | No
 
 
 def check_driver(environment: Environment) -> CheckResult:
-    """Check that the driver exists and is new enough for toolkit, PTX ISA and compression."""
+    """Check that a driver exists, new enough for the build's toolkit, PTX ISA and compression."""
     cuda, build = environment.cuda, environment.installed.build
     explained = explain_no_gpu(environment)
     if explained is not None:
@@ -118,7 +118,7 @@ def check_driver(environment: Environment) -> CheckResult:
 
 
 def explain_broken(cuda: Cuda) -> Entry:
-    """Explain a driver that does not answer, in the words of `explain` for its error code."""
+    """Return the finding for a driver that does not answer: that of its error code, if known."""
     found = [one.entry for one in explain(cuda.reason)]
     sure = cuda.code is not None or found == [LIBCUDA_EMPTY]
     return found[0] if sure and found and found[0] is not CUDA_ERROR else ids.DRIVER_BROKEN
@@ -165,7 +165,7 @@ def describe_first_start(verdict: DeviceVerdict, environment: Environment) -> tu
 
 
 def describe_cost(variables: Mapping[str, str]) -> str:
-    """Return the measured cost of compiling, or an empty text if the package has none."""
+    """Describe the cost of JIT compilation; empty without a measurement for lazy loading."""
     if variables.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
         measured = PRODUCT.jit_cost.get("eager")
         told = f" ({measured})" if measured else ""
@@ -174,7 +174,7 @@ def describe_cost(variables: Mapping[str, str]) -> str:
 
 
 def check_jit(environment: Environment) -> CheckResult | None:
-    """Check that the JIT's cache is kept; None if it is kept, or if no kernel needs the JIT."""
+    """Check that the driver can cache compiled PTX; None if so, or if no kernel needs the JIT."""
     cache = environment.host.cache if environment.host else None
     problem = find_cache_problem(environment.variables, cache)
     if problem is None or environment.installed.build is None:

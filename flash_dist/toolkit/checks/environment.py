@@ -44,7 +44,7 @@ VARIABLES = (
     SMEM_VARIABLE,
     *_OF_PRODUCT,
 )
-# Variables of one machine: rules for GPUs of another machine ignore them.
+# Variables that have no effect on an imagined machine: `doctor --env` rejects them.
 _OF_A_MACHINE = {
     "CUDA_CACHE_PATH",
     "NVIDIA_VISIBLE_DEVICES",
@@ -59,9 +59,9 @@ FREE_THREADED = "free-threaded"  # a Python without the GIL
 
 @dataclass(frozen=True)
 class CheckChoice:
-    """Checks of doctor: all, some by name, or all except some."""
+    """A choice of doctor's checks: all, some by name, or all except some."""
 
-    only: frozenset[str] = frozenset()  # empty: all
+    only: frozenset[str] = frozenset()  # names of checks; empty: all
     skip: frozenset[str] = frozenset()
     devices: tuple[int, ...] | None = None  # the GPUs to judge and test; None: all
 
@@ -98,7 +98,7 @@ EVERYTHING = CheckChoice()
 
 @dataclass(frozen=True)
 class Environment:
-    """Everything the checks judge. A what-if has imagined GPUs and no machine around them."""
+    """The machine that the checks judge. In a what-if, its GPUs are imagined and host is None."""
 
     system: str
     machine: str
@@ -209,7 +209,7 @@ def _describe_host(cuda: Cuda, installed: Installed) -> Environment:
 
 
 def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep the variables that have an effect."""
+    """Return the set variables of VARIABLES, and the non-empty ones of SEARCH_VARIABLES."""
     found = {name: environ[name] for name in VARIABLES if name in environ}
     return found | {name: environ[name] for name in SEARCH_VARIABLES if environ.get(name)}
 

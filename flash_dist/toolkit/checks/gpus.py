@@ -100,7 +100,7 @@ def _judge_sets(environment: Environment, gpu: Gpu) -> CheckResult:
 
 
 def _better(environment: Environment) -> str:
-    """Return the step to a build with better code for all GPUs."""
+    """Return the fix that leads to a build with better code for all GPUs."""
     return code_fix(_all_devices(environment), _build(environment), environment.cuda.driver)
 
 
@@ -120,7 +120,7 @@ def _allow_jit(environment: Environment, verdict: DeviceVerdict) -> str:
 
 
 def _describe_arm(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
-    """Name the kinds of machines that have this GPU, in a what-if."""
+    """In a what-if, say if the GPU exists only in Arm machines, and name the arch set for it."""
     if not environment.what_if:
         return ()
     own = _build(environment).project == NAME
@@ -215,7 +215,7 @@ def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
 
 
 def describe_plans(verdict: DeviceVerdict) -> tuple[str, ...]:
-    """Write the plans of each role: one line for all dtypes with equal plans."""
+    """List the target and shared-memory plan of each role; dtypes with equal ones share a line."""
     lines: dict[tuple[str, str], list[str]] = {}
     for (role, words), kernels in _by_role_and_words(verdict).items():
         text = "; ".join(_describe_sizes(kernels, verdict.axes))
@@ -245,7 +245,7 @@ def _by_role_and_words(
 
 
 def _describe_sizes(kernels: list[KernelVerdict], axes: Axes) -> list[str]:
-    """Group the sizes that run in the same way."""
+    """Describe the code that each size runs; sizes that run the same code share a text."""
     groups: dict[str, list[str]] = {}
     for kernel in kernels:
         groups.setdefault(_describe_kernel(kernel), []).append(name_sizes(kernel.key.sizes))

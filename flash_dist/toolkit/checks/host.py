@@ -172,7 +172,7 @@ def check_devices(environment: Environment) -> CheckResult | None:
 
 
 def check_compat(environment: Environment) -> CheckResult | None:
-    """Check that libcuda has the kernel module's release; None if libcuda has it."""
+    """Report a libcuda of another release than the kernel module's, as cuda-compat installs it."""
     host, driver = environment.host, environment.cuda.driver
     if host is None or driver is None or not environment.cuda.gpus:
         return None

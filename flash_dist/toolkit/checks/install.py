@@ -171,7 +171,7 @@ def check_build(environment: Environment) -> CheckResult:
 
 
 def _name_builds() -> str:
-    """Return the steps that judge a build, for a toolkit that is installed by itself."""
+    """Return the commands with which a standalone toolkit judges a build."""
     name = NAME if PROJECT_FOLDER else "PACKAGE"
     installed = f"`python -m {name} doctor` judges the installed package"
     return f"{installed}, `{PROGRAM} doctor --wheel WHEEL` a wheel before it is installed"

@@ -56,7 +56,7 @@ _CUDA: Final = re.compile(r"cu(?:da)?[-_]?([0-9]{2,3}(?:[._][0-9]{1,2})?)(?![0-9
 def examine_libraries(
     environment: Environment, libraries: Iterable[Library | Unread]
 ) -> Iterator[CheckResult]:
-    """Yield a result for each library that will not load, and each pair of GPU and library."""
+    """Yield a result for each library that will not load, and for each pair of GPU and library."""
     yield from _examine_machine(environment)
     reports, ours, plain, unread, unclear = [], [], 0, list[Unread](), list[CheckResult]()
     loading = LibraryLoading.make(environment)
@@ -102,8 +102,8 @@ def _examine_machine(environment: Environment) -> Iterator[CheckResult]:
 def read_own(library: Library) -> Installed | None:
     """Return the build that a library is part of, from its kernels' names and its manifest.
 
-    Return None for a library of another package: no name tells which of its kernels replace each
-    other.
+    Return None for a library of another package: its kernels' names do not tell which of them are
+    variants of one kernel.
     """
     if not (library.fatbin.report.entries or _is_kernels(library.name)):
         return None
@@ -139,7 +139,7 @@ def _read_manifest(library: Library) -> Manifest | None:
     """Read the manifest beside a library, in a wheel or a folder.
 
     Returns:
-        The manifest with the kernels of this library alone; None if it is another library's.
+        The manifest, reduced to the kernels of this library; None if it is for other libraries.
 
     Raises:
         KernelsError: There is no manifest, or it cannot be read.
@@ -223,7 +223,7 @@ def _name_family(path: str) -> str:
 
 
 def _is_torchs(path: str, environment: Environment) -> bool:
-    """Tell if a library is the one that torch loads for its CUDA on this machine."""
+    """Tell if a path names the CUDA version of the installed torch, which loads such a library."""
     toolkit = environment.torch.cuda.replace(".", "")
     if environment.what_if or not toolkit:
         return False
@@ -233,7 +233,7 @@ def _is_torchs(path: str, environment: Environment) -> bool:
 def _describe(
     place: str, verdict: LibraryVerdict, *, served: bool, instead: str = ""
 ) -> CheckResult:
-    """Report how the code of a library gets to a GPU, or whether missing code matters."""
+    """Report how a GPU runs the code of a library, or whether missing code matters."""
     if not verdict:
         return _refuse(place, verdict, served=served, instead=instead)
     ways = ", ".join(f"{HOW_WORDS[how]} ({target})" for how, target in verdict.counts)

@@ -1,9 +1,9 @@
 """Judges by its headers whether the GPU code of any library fits a GPU. Pure functions.
 
 The driver loads the best image of each container, so a library is as good as its containers.
-Containers that the library loads by itself count as one. Code before device linking counts only if
-nothing linked fits: then the driver compiles and links the PTX of the objects, if every object has
-PTX (nvcc documentation, "JIT Linking Support").
+Containers that the library loads by itself count as one. Relocatable objects (`-rdc=true`) count
+only if no linked code fits: then the driver compiles and links their PTX, if every object has PTX
+(nvcc documentation, "JIT Linking Support").
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LibraryVerdict:
 
     @property
     def how(self) -> How:
-        """The best way in which a container's code gets to this GPU; "no" if no code does."""
+        """The best of the containers' verdicts on this GPU; "no" if no container has code for it."""
         hows = {one.how for one in self.containers}
         return min(hows, key=PREFERENCE.index, default="no")
 
@@ -66,7 +66,7 @@ class LibraryVerdict:
 
     @property
     def counts(self) -> dict[tuple[How, str], int]:
-        """Number of containers for each way to the GPU and target; the best way comes first."""
+        """Number of containers by (how the GPU runs their code, target), the best first."""
         able = (one for one in self.containers if one.how != "no")
         found = Counter((one.how, str(one.arch or NOT_UNDERSTOOD)) for one in able)
         return dict(sorted(found.items(), key=lambda item: PREFERENCE.index(item[0][0])))
@@ -106,9 +106,9 @@ def judge_library(report: FatbinReport, situation: Situation) -> LibraryVerdict:
 
 
 def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: int) -> bool:
-    """Tell if a container was linked on the device, so that objects may hold its code.
+    """Tell if a container is device-linked, so that relocatable objects may hold its code.
 
-    If the file does not say, a single container counts as linked.
+    If the file does not tell, the container counts as device-linked if it is the only linked one.
     """
     if report.device_linked is None:
         return linked == 1

@@ -29,7 +29,7 @@ _OUTER = {  # environment problems outside the install
     linking.MAP_REFUSED,
     linking.STATIC_TLS,
 }
-# Stands before the reason in errors of loading/library.py and of the package's operators.
+# Text before the reason in errors of loading/library.py and of the package's operators.
 _SAID = " does not load: "
 _SHOW = (
     f"`python -m {FOLDER}.loading.child --report /dev/stdout` shows what happens; its "

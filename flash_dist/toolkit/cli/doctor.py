@@ -145,7 +145,7 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
         groups: list[tuple[str, Iterable[Library | Unread]]] = [
             (one.path.name, open_libraries(one.path)) for one in artefacts
         ]
-        if args.package:  # files of a package are in one folder
+        if args.package:  # installed packages share a folder: judge them together
             groups.insert(0, ("what is installed", chain(*map(package_libraries, args.package))))
         listings = (artefact.listing for artefact in artefacts if artefact.listing)
         results = _judge_each(environment, groups)

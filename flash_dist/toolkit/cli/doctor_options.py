@@ -17,15 +17,15 @@ from .options import add_imagined, add_json, add_runs, add_strict, parse_indices
 if TYPE_CHECKING:
     import argparse
 
-# For each option, the options that have no effect together with it. They choose or concern checks
-# that it skips, or kernels that it does not run.
+# For each option, the options that it makes useless: doctor then skips the checks or kernels that
+# they concern.
 _SILENT: Final = {
     "package": ("only", "skip", "runs", "save", "load"),
     "wheel": ("only", "skip", "runs", "save"),
     "gpu": ("runs",),
     "load": ("runs", "save"),
 }
-_ALONE: Final = {  # options that require --gpu, with the reason
+_ALONE: Final = {  # options that require --gpu, each with its hint
     "driver": "`doctor --gpu 8.6 --driver 580` judges a GPU that is not here",
     "env": "`doctor --gpu 8.6 --env CUDA_FORCE_PTX_JIT=1` judges a GPU that is not here",
 }

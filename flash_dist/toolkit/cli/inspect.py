@@ -117,7 +117,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def parse_target(text: str) -> Arch | Device:
-    """Read a target as reports name it. `9.0` is a GPU, and selects all code for that number."""
+    """Parse a target such as `sm_90a`; a GPU such as `9.0` stands for all targets numbered 90."""
     with wrong_usage():
         return (
             Device.parse(text) if re.fullmatch(r"\s*[0-9]+\.[0-9]\s*", text) else Arch.parse(text)
@@ -193,7 +193,7 @@ def read_all(
             failed.append(error)
             continue
         if not found and len(missed) == 1:
-            failed.append(missed[0].error)  # nothing else was named
+            failed.append(missed[0].error)  # the path has no other file
             continue
         inspections += found
         unread += missed
@@ -248,7 +248,7 @@ def run_diff(args: argparse.Namespace) -> int:
 
 
 def find_libraries(args: argparse.Namespace) -> Iterator[Callable[[], Iterator[Library | Unread]]]:
-    """Yield a function for each named path, package and process; the function opens them."""
+    """For each named path, package and process, yield a function that opens its libraries."""
     yield from (partial(open_libraries, path) for path in args.paths)
     yield from (partial(package_libraries, package) for package in args.package)
     yield from (partial(process_libraries, pid) for pid in args.pid)

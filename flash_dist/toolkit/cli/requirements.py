@@ -43,7 +43,7 @@ def explain_import(error: ImportError) -> KernelsError | None:
 
 
 def _required() -> list[str]:
-    """Return the packages that the package requires; one of them only before Python 3.14."""
+    """Return the required packages; those with a marker are required only before Python 3.14."""
     names = (one.partition("; ") for one in REQUIREMENTS)
     return [name for name, _, marker in names if not marker or sys.version_info < (3, 14)]
 

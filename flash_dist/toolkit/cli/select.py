@@ -135,10 +135,10 @@ def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
 
 
 def _read_other(place: str) -> Index:
-    """Read the wheels of the only other project at a path or address.
+    """Read the wheels at a path or address that has wheels of only one project, not this one.
 
     Raises:
-        UsageError: There is no other project, or more than one.
+        UsageError: There are no wheels, or wheels of several projects.
     """
     index = read_index(place, None)
     projects = sorted({wheel.project for wheel in index.wheels})
@@ -162,7 +162,7 @@ def parse_python(text: str) -> str:
 
 
 def _machine(args: argparse.Namespace) -> str:
-    """Return the kind of CPU to select for: this machine's, or the default if no set is for it."""
+    """Return the requested CPU, or else this machine's if a set is for it, or else the default."""
     here = platform.machine()
     return args.machine or (here if here in MACHINES else DEFAULT_MACHINE)
 

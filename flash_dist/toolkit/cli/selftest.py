@@ -161,7 +161,7 @@ def prove_device(
 
 
 def record(path: Path, proof: Proof, known: tuple[Reference, ...], code: int) -> None:
-    """Write fingerprints of GPUs without a finding into a file; keep the file's others."""
+    """Add the fingerprints of the tested GPUs to a file; leave it unchanged unless all passed."""
     if code or not proof.proven:
         needed = "`--record` needs at least one GPU, and all must pass"
         complain(f"`{printable(str(path))}` was not written: {needed}")

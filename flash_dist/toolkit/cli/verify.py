@@ -145,7 +145,7 @@ def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: 
 
 
 def _say_once(results: Sequence[CheckResult]) -> Iterator[CheckResult]:
-    """Merge checks that could not read a file for one reason; the first lists the other names."""
+    """Merge checks that could not read a file for the same reason; the first names the others."""
     for (_, entry), group in groupby(results, key=lambda one: (one.summary, one.entry)):
         first, *others = group
         if entry is VERIFY_UNREAD and others:

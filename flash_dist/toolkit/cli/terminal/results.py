@@ -100,7 +100,7 @@ def layout_result(
 
 
 def _describe_fix(result: CheckResult) -> str:
-    """Describe the fix, and the command that explains more; empty if a good result has no fix."""
+    """Return the fix and the command that explains more; empty for a good result without a fix."""
     if result.status == "ok" and not result.fix:
         return ""
     more = f"(more: `{result.entry.command}`)" if result.entry else ""

@@ -26,7 +26,7 @@ class Terminated(BaseException):
 
 
 def raising_signals() -> AbstractContextManager[None]:
-    """Turn SIGTERM and SIGHUP into an exception, which leaves the block through every `with`.
+    """Turn SIGTERM and SIGHUP into an exception, so that every `with` in the block cleans up.
 
     Signals that are ignored (nohup) or handled already stay unchanged.
     """
@@ -43,7 +43,7 @@ def ending_at_once() -> AbstractContextManager[None]:
 
 @contextmanager
 def _exchanging(old: Handler, new: Handler) -> Iterator[None]:
-    """Replace the handler of signals that have the old one. Only the main thread may do so."""
+    """Replace the handler `old` of SIGTERM and SIGHUP within the block, in the main thread only."""
     is_main = threading.current_thread() is threading.main_thread()
     taken = [one for one in _SIGNALS if is_main and signal.getsignal(one) is old]
     for one in taken:
