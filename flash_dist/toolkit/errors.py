@@ -120,7 +120,7 @@ IN_CHECKOUT = Path(__file__).parents[2].joinpath("noxfile.py").is_file()
 def hint_to_build(hint: str, otherwise: str) -> str:
     """Return a hint that names nox if the sources are here, and another hint if they are not.
 
-    A wheel, or this program in one file, comes without a noxfile and without `dist/`.
+    A wheel or a zipapp has neither a noxfile nor `dist/`.
     """
     return hint if IN_CHECKOUT else otherwise
 

@@ -1,4 +1,4 @@
-"""Version of the package: that of its wheel, or of the program in one file."""
+"""Version of the package, from the manifest of its wheel or the metadata of its zipapp."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def read_version() -> str:
     try:
         return load_manifest().package_version
     except ManifestError:
-        return UNBUILT if PACKAGE.is_dir() else metadata.version(PACKAGE.name)  # in a zip file
+        return UNBUILT if PACKAGE.is_dir() else metadata.version(PACKAGE.name)  # in a zipapp

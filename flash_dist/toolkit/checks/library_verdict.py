@@ -50,7 +50,7 @@ class LibraryVerdict:
 
     @property
     def how(self) -> How:
-        """The best of the containers' verdicts on this GPU; "no" if no container has code for it."""
+        """The best of the containers' verdicts; "no" if no container has code for this GPU."""
         hows = {one.how for one in self.containers}
         return min(hows, key=PREFERENCE.index, default="no")
 

@@ -39,7 +39,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Artefact:
-    """The file to judge and, for an index page, the other contents of the page."""
+    """The file to judge; for an index page, also a result that lists the page's wheels."""
 
     path: Path
     listing: CheckResult | None = None
@@ -182,7 +182,7 @@ def _save(
             save(response, file, progress=progress, patience=patience)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT}:
-            raise  # raised by the network
+            raise  # a network error; only errors of the disk are explained here
         message = f"cannot save `{place}`: {error.strerror}"
         raise FetchError(message, hint="set TMPDIR to another folder") from error
     return path

@@ -177,7 +177,7 @@ def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Env
 
 
 def will_run(environment: Environment) -> bool:
-    """Tell if the selftest would run on a GPU here. The selftest loads every library."""
+    """Tell if the selftest would run on a GPU here, so that loading needs no separate test."""
     loads = bool(PRODUCT.cases) and environment.loading.status == "ok"
     return loads and any(
         result.is_usable
@@ -192,7 +192,7 @@ def _run_selftest(
     if not PRODUCT.cases:
         return CheckResult("skip", f"not run: {NO_CASES}", entry=SELFTEST_NOT_RUN)
     loads = environment.loading.status in {"ok", "skipped"}
-    if fit and loads and environment.torch.status != "ok":  # loading has not been examined yet
+    if fit and loads and environment.torch.status != "ok":  # loading was not checked
         return require_torch(environment.torch, environment.installed.torch_min)
     if fit and loads:
         return selftest(gpu)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_VARIANTS: Final = 10_000
 _MOST_IMAGES: Final = 200_000
-_OWN: Final = ("symbol", "family", "arch", "origin", "proof")  # written for each variant
+_OWN: Final = ("symbol", "family", "arch", "origin", "proof")  # fields besides the axes
 
 
 class _Flat:
@@ -56,7 +56,7 @@ def _flat_fields() -> Iterator[Any]:
     yield ("origin", Origin, DEFAULT_ORIGIN)
     yield ("proof", str, "")
     for axis in AXES.every:
-        if axis.rule != "last":  # a kernel without a table has no axes
+        if axis.rule != "last":  # None: kernels without a table have no axes
             yield (axis.name, str | None if axis.rule == "equal" else int | None, None)
 
 
@@ -67,7 +67,7 @@ FoldedVariant = make_dataclass(
 
 @dataclass(frozen=True)
 class FoldedKernels:
-    """Kernels that several targets have, by their symbols without prefix and target."""
+    """Kernels that exist for several targets, as symbols without prefix and target."""
 
     targets: tuple[Arch, ...]
     names: tuple[str, ...]
@@ -91,7 +91,7 @@ class FoldedKernels:
 
 @dataclass(frozen=True)
 class FoldedBuild:
-    """A build. Kernels whose names do not tell everything are listed in full."""
+    """A build; `others` has the kernels whose symbols do not contain all their data."""
 
     name: str
     kernels: tuple[FoldedKernels, ...]

@@ -1,7 +1,7 @@
 """Converts frozen values to plain data for JSON and back, by the types of their fields.
 
 Fields with their default value are left out, and new fields need no change here. The input is not
-trusted: a value that does not fit its type is rejected with its place.
+trusted: a value that does not fit its type is rejected, with its place in the document.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .folded import FoldedBuild, FoldedReport, FoldedVariant
 
 Clean = Callable[[str], str]
 
-# Annotation names that their modules import for the type checker alone.
+# Names in annotations that modules import only under TYPE_CHECKING.
 _NAMES: Final = {
     **{one.__name__: one for one in (Arch, ArchSet, Build, Entry, Fallbacks, FatbinReport)},
     "Codec": Codec,
@@ -47,13 +47,13 @@ _PATTERNS: Final = {
     "machine": (re.compile(r"\w+"), "a kind of CPU such as `x86_64`"),
 }
 
-_MOST: Final = 1 << 63  # more than any number that we write
-_DEEPEST: Final = 12  # nesting of a check's data for programs
+_MOST: Final = 1 << 63  # larger than any number in a record
+_DEEPEST: Final = 12  # maximum nesting of `CheckResult.data`
 _SHOWN: Final = 60  # maximum characters of a rejected value in messages
 
 
 class UnfitError(ValueError):
-    """Data that does not fit its type. The sentence names the place."""
+    """Data that does not fit its type. The message names the place in the document."""
 
 
 def _find_entry(name: str) -> Entry:
@@ -187,7 +187,7 @@ def _unfold(folded: Any, place: str) -> Any:  # noqa: ANN401 - an instance of it
 
 
 def _require_plain(data: Any, place: str, levels: int) -> None:  # noqa: ANN401 - any JSON
-    """Accept any JSON data within bounds."""
+    """Raise UnfitError for deep nesting, a control character, or a huge or infinite number."""
     if isinstance(data, str):
         _text(data, place)
     elif isinstance(data, (dict, list)):

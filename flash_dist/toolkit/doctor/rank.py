@@ -116,7 +116,7 @@ def prove_rank(
     verdict = replace(check_gpu(environment, gpu), name=f"gpu {gpu.index}", gpu=gpu.index)
     if not verdict.is_usable:
         return Member(rank.rank, host, gpu, nobody, (), verdict)
-    before = len(proof.proven)  # drop the results of a failed round
+    before = len(proof.proven)  # if this round fails, ignore earlier results
     with proof.side_by_side((gpu,)):  # shows progress
         (result,) = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
     _, setting, own = proof.proven[-1] if proof.proven[before:] else (gpu, nobody, ())

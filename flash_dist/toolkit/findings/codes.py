@@ -145,7 +145,7 @@ CODES: Final[Mapping[int, Code]] = {one.number: one for one in reversed(ROWS)}
 
 
 def find_codes(text: Text) -> Iterator[tuple[Code, Place]]:
-    """Find the codes in a text; accept a match in a broken word only if no other match exists."""
+    """Find the codes in a text; if there are none, join words that line breaks split."""
     found = list(_find_in(text.spaced.lower()))
     if not found and text.glued != text.spaced:
         found = list(_find_in(text.glued.lower()))

@@ -108,7 +108,7 @@ def _read_id(pasted: str) -> str:
 
 
 def _find_all(text: Text) -> Iterator[tuple[Entry, Place]]:
-    """Find phrases of all entries; accept broken words for phrases not found whole."""
+    """Find phrases of all entries; for entries without a match, join words split by line breaks."""
     squeezed = squeeze(text.spaced)
     for entry in FINDINGS.values():
         phrases = [Phrase.parse(one) for one in entry.messages]

@@ -29,13 +29,13 @@ _OPEN: Final = "\0"  # replaces a variable part
 
 _SKIPPED: Final = {"findings", "make"}  # messages of other programs; modules in no wheel
 _FEWEST: Final = 9  # fewest letters of a sentence without its variable parts
-_SURE: Final = 24  # with so many letters a sentence is found anywhere, not only as a line
+_SURE: Final = 24  # a sentence of so many letters may begin anywhere, not only where a line begins
 _LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces
 _LONGEST_NAME: Final = 40  # maximum characters before a sentence that begins with a variable part
 _MOST_TRIES: Final = 200  # maximum places to try as the beginning of a sentence
 _FIELD: Final = re.compile(r"\{\w*\}")
 _HINTS: Final = {"hint", "fix"}
-# Names of the package in its sources.
+# Names in f-strings of the sources, with their values in this package.
 _OWN_NAMES: Final = {
     name: getattr(product, name) for name in ("KERNELS", "NAME", "PROGRAM", "SCRIPT", "VARIABLES")
 }
@@ -47,7 +47,7 @@ OWN_SENTENCE: Final = Entry(
     "Change the value to one that the message allows. If it has a line `hint:`, do that first.",
 )
 
-_FEWEST_ALONE: Final = 12  # letters needed if nothing else shows that this package wrote it
+_FEWEST_ALONE: Final = 12  # fewest letters if the text does not name the package
 _LONGEST_TEXT: Final = 200_000  # most characters without spaces; of a longer log, the end is read
 _SHOWN: Final = 3
 _LABEL: Final = re.compile(r"[\w)]:|(?:fail|warn|skip)\]")  # allowed before a sentence
@@ -56,7 +56,7 @@ _LONGEST_LABEL: Final = 120
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text of the source, and facts about it from the source."""
+    """A message in this package's source, with its place, error class, hint and finding."""
 
     text: str  # with _OPEN for each variable part
     module: str
@@ -237,7 +237,7 @@ def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.exp
 
 
 def find_own(pasted: str) -> tuple[Sentence, ...]:
-    """Find the sentence of ours that covers most of a text; several if they cover equally much.
+    """Find our sentence that covers most of a text; several sentences if they cover equally much.
 
     A sentence with few fixed words counts only if the text also names this package.
     """

@@ -19,9 +19,9 @@ ELISION: Final = "..."
 _MANY: Final = 8  # searches for a phrase in one text: a log repeats its messages
 _WORD: Final = r"[\w.+-]*\w"
 _ELIDED: Final = re.escape(ELISION)
-_FEW: Final = 3  # so many words suffice beside `...`, if the phrase has at most twice as many
+_FEW: Final = 3  # words that suffice beside `...` for a phrase of at most twice as many words
 _TORCHS: Final = "(?:3c10|2at|5torch|6caffe2)"  # mangled namespaces of torch
-_PLACES: Final = {  # widest first: the narrower place of two equal phrases says more
+_PLACES: Final = {  # widest first: between equal phrases, the narrower pattern wins
     "requirement": r"[\w.+-]+(?:\[[\w,.-]+\])?(?:[<>=!~]{1,3}[\w.*+!-]+,?)*",
     "library": r"[\w.+-]+\.so[.\d]*",
     "torch_library": r"lib(?:torch|c10)\w*\.so",

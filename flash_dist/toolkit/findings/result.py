@@ -95,7 +95,7 @@ class CheckResult:
 
     @property
     def all_details(self) -> tuple[str, ...]:
-        """The details with their background."""
+        """The background details, followed by the other details."""
         return (*self.background, *self.details)
 
     def to_json(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class FatbinEntry:
     raw_version: int
     raw_number: int
     raw_flags: int
-    code_version: Version | None = None  # of SASS
+    code_version: Version | None = None  # of SASS; None for other code
     toolkit: str = ""  # version of its toolkit, if the image was read: "13.0"
     stream: Stream | None = None  # the stream that contains it
     claimed: str = ""  # target of SASS in its header; the cubin itself may correct it

@@ -1,4 +1,4 @@
-"""Packages of other channels that are made of a wheel: their names and install commands.
+"""Packages that other channels, such as conda, make of a wheel: names and install commands.
 
 A channel that a page may link to has a class here and a row in READERS.
 """

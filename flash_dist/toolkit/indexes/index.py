@@ -53,7 +53,7 @@ class IndexedWheel:
     version: Version
     tags: frozenset[Tag]
     size: int | None = None
-    digest: str = ""  # `sha256=<hex>`, or of another method
+    digest: str = ""  # such as `sha256=<hex>`; empty if unknown
     requires_python: str = ""
     index: str = ""  # the value for `pip --index-url`; empty if there is none
 
@@ -86,7 +86,7 @@ class IndexedWheel:
     def fits(self, python: str, *, here: bool = True) -> bool:
         """Tell if a Python can install the wheel.
 
-        If an index does not state Requires-Python, Requires-Python of this toolkit's wheels counts.
+        If an index does not state Requires-Python, that of this toolkit's own wheels is assumed.
 
         Args:
             python: Version of the Python; empty for any.

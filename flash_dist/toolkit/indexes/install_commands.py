@@ -80,7 +80,7 @@ def _fetch(candidate: Candidate, release: str) -> tuple[Command, ...]:
         Command("uv", f'uv pip install "{archset.pin(release)}" --index {index}'),
     )
     if archset.machine != DEFAULT_MACHINE or has_shared_runtime(archset.toolkit):
-        return fetched  # pip builds for x86_64 alone, with a toolkit of PyPI
+        return fetched  # pip builds only for x86_64, with a CUDA toolkit from PyPI
     line = f"{VARIABLES}ARCH_SET={archset.name} pip install {sources(release)}"
     return (*fetched, Command("build", line))
 

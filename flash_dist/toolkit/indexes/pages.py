@@ -32,7 +32,7 @@ class Link:
     """One link of a page."""
 
     url: str  # without a fragment
-    digest: str = ""  # `sha256=<hex>`, or of another method
+    digest: str = ""  # such as `sha256=<hex>`; empty if unknown
     requires_python: str = ""
     size: int | None = None
     yanked: bool = False

@@ -54,7 +54,7 @@ def read_line(text: str) -> str | Pinned | None:
         return requirement.url
     versions = [one.version for one in requirement.specifier if one.operator == "=="]
     if not versions and not index:
-        return None  # a path may look like a name
+        return None  # not a pin: a path may look like the name of a project
     return _pin(requirement, versions, index)
 
 

@@ -51,7 +51,7 @@ _WORSE = {
 class Candidate:
     """A set that could be installed."""
 
-    name: str  # of the arch set, or the label in the wheel's version
+    name: str  # the name of the arch set, or the label in the wheel's version
     build: Build
     size: int | None = None
     version: Version | None = None
@@ -97,11 +97,11 @@ class Judged:
 class Selection:
     """The choice for some GPUs, and the alternatives."""
 
-    devices: tuple[Device, ...]  # servable by some build, each once, oldest first
+    devices: tuple[Device, ...]  # GPUs that some build could serve, each once, oldest first
     driver: Driver | None
     candidates: tuple[Judged, ...]  # the chosen set first, then by size; without one, best first
     chosen: Judged | None
-    unservable: tuple[Device, ...] = ()  # older than every build supports
+    unservable: tuple[Device, ...] = ()  # GPUs older than any build supports
     held_back: Judged | None = None  # the set to use with a newer driver
     needed: int | None = None  # oldest driver branch that loads that set, if known
 
@@ -199,7 +199,7 @@ def _choose(
 
 
 def _add_held_back(selection: Selection, groups: Sequence[Sequence[Candidate]]) -> Selection:
-    """Add the oldest driver that loads a usable set, and how the present driver judges that set.
+    """Add the oldest driver that loads a usable set, and judge that set with the present driver.
 
     If no known driver loads a usable set, add the best set for an unknown driver.
     """

@@ -109,7 +109,7 @@ def old_glibc(file: str, version: str, libc: str) -> Finding:
 
 
 def old_libstdcxx(file: str, version: str, found: Found, newest: str, *, conda: bool) -> Finding:
-    """Return the finding that a file needs a newer C++ library than would be loaded."""
+    """Return the finding that a file needs a newer C++ library than the loader would load."""
     sentence = f"{file} needs {version}, {found} has up to {newest}"
     if found.fix:
         fix = found.fix

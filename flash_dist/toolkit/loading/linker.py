@@ -89,7 +89,7 @@ class Closure:
 
 @dataclass(frozen=True)
 class Linker:
-    """The linker's knowledge before it loads anything into a process."""
+    """The inputs of the dynamic linker's search: folders, cache and variables."""
 
     platform: Platform
     program: Path | None = None  # the interpreter

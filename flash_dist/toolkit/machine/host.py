@@ -64,7 +64,7 @@ class DeviceFile:
 
 @dataclass(frozen=True)
 class JitCache:
-    """The folder of the cache; `absent` means that the driver can create it."""
+    """The folder of the JIT's cache; `absent` means that the driver can create it."""
 
     folder: str
     status: Literal["writable", "absent", "read-only", "homeless"]
@@ -78,7 +78,7 @@ class JitCache:
 
 @dataclass(frozen=True)
 class Host:
-    """The surroundings of the GPUs. An empty path or name means that there is none."""
+    """Facts about the GPUs' host. An empty path or name means that the host has none."""
 
     container: str = ""  # container runtime, such as "docker"
     wsl: bool = False

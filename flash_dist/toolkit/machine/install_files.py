@@ -37,7 +37,7 @@ class InstallFiles:
     unreadable: tuple[str, ...] = ()  # files that this user cannot read
     leftovers: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()  # other folders in which Python would find this package
-    in_sources: bool = False  # the sources run, in the folder where Python was started
+    in_sources: bool = False  # Python runs the sources in the folder where it was started
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""

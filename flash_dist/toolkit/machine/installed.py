@@ -113,7 +113,7 @@ def combine(
     manifest_problem: str = "",
     library_problem: str = "",
 ) -> Installed:
-    """Combine both: the library decides which kernels exist, and the manifest adds details."""
+    """Combine manifest and library; the library decides which kernels exist, if it is readable."""
     found = Installed(None, library, manifest_problem, library_problem)
     if manifest is None:
         toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)
@@ -138,7 +138,7 @@ def read_embedded(
     Args:
         library: The file.
         toolkit: CUDA version that compiled it; None if unknown.
-        manifest: Names the files of the plain kernels.
+        manifest: Lists the plain kernels, whose symbols tell no axes.
 
     Raises:
         FatbinError: The library is absent or cannot be read.

@@ -102,7 +102,7 @@ class _PciInfo(ctypes.Structure):
 
 
 class _FieldValue(ctypes.Structure):
-    """nvmlFieldValue_t, with the unsigned int of its union, which holds a power."""
+    """nvmlFieldValue_t; its union is declared as an unsigned int, the type of a power."""
 
     _fields_ = (
         ("field", ctypes.c_uint),

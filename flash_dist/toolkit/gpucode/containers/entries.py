@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_IDENTIFIER: Final = 4096
 
 CONCATENATED: Final = 256
-COST: Final = 4  # an image in a stream counts as this many images: it takes few bytes of the file
+COST: Final = 4  # an image in a stream counts as four images, as a few bytes can hold many images
 
 FORM: Final = Struct("<HHIQIIHHIIIQQQ")
 _TABLE: Final = Struct("<II")  # number of images, size of the table including these two

@@ -76,7 +76,7 @@ def _name_gpu_code(names: list[str]) -> bool:
 
 @dataclass
 class _Scan:
-    """The searched places of one file."""
+    """The search for GPU code in one file, and its results."""
 
     walk: Walk
     device_linked: frozenset[int] | None = None
@@ -178,7 +178,7 @@ class _Scan:
     def read_bare(self, loaded: Loaded, parts: Sequence[Part]) -> None:
         """Read the cubins between the containers of the loaded parts.
 
-        NOTE: sections with code are not searched. That would take four passes instead of two.
+        NOTE: sections with code are not searched: that would take two more passes over them.
         """
         spans = sorted(self.walk.ends.items())
         search = CubinSearch(self.data, self.walk.budget)
@@ -201,7 +201,7 @@ class _Scan:
 
 
 def _at(loaded: Loaded, place: int) -> tuple[str, int, int]:
-    """Return the section that contains an offset, the offset and the section's end."""
+    """Return the name of the section at an offset, the offset, and the end of the section."""
     name, end = loaded.find_section(place)
     return name, place, end
 

@@ -75,7 +75,7 @@ class Walk:
     tries: int = MOST_TRIED
 
     def warn(self, text: str) -> None:
-        """Keep a sentence, up to a limit."""
+        """Keep a warning, up to a maximum number of warnings."""
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(text)
         elif len(self.warnings) == MAX_WARNINGS:
