@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE_NAME: Final = "product.json"
-IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]  # empty: the toolkit alone
+IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]  # package around the toolkit, if any
 FOLDER: Final = __package__ or ""  # import name of the toolkit
 BINDING: Final = "_C.so"
 PLACEHOLDER: Final = "https://INDEX/"  # default index address of a project that names none
-TABLE: Final = "kernels"  # of pyproject.toml, below `tool`
+TABLE: Final = "kernels"  # the table `[tool.kernels]` of pyproject.toml
 
 CAPABILITY: Final = re.compile(r"[1-9][0-9]?\.[0-9]")
 PACKAGE_NAME: Final = re.compile("(?=.{1,41}$)[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -45,19 +45,19 @@ class Variable:
 class Product:
     """The package. A part is named `module` or `module:function`, relative to the package."""
 
-    name: str  # of the distribution, and namespace of its torch operators
+    name: str  # name of the distribution, and namespace of its torch operators
     library: str  # file of the kernels; each renamed copy of the package has its own file
     summary: str  # the first sentence of its README
-    index: str  # of the package index with the releases
-    axes: tuple[Mapping[str, Any], ...] = ()  # of its kernels, see `targets.axes`
-    namespace: str = ""  # C++ namespace; empty: the name
+    index: str  # address of the package index with the releases
+    axes: tuple[Mapping[str, Any], ...] = ()  # axes of its kernels, see `targets.axes`
+    namespace: str = ""  # C++ namespace; empty: same as `name`
     oldest_gpu: str = ""  # compute capability; empty: the lowest that any axis needs
     main_role: str = ""  # the kernel role that reports name first
     operators: str = ""  # module that registers the torch operators; empty: load the binding
-    cases: str = ""  # returns a function that chooses the selftest cases, see `selftest.case`
+    cases: str = ""  # part that returns a function to choose selftest cases, see `selftest.case`
     variables: tuple[Variable, ...] = ()
-    torch_note: str = ""  # names a function that makes the text below torch in `doctor -v`
-    subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # module by name
+    torch_note: str = ""  # function that makes the text below torch in `doctor -v`
+    subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name: module
     # Measured cost of compiling its PTX with CUDA_MODULE_LOADING `lazy` and `eager`.
     jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)
     built_with: str = (
@@ -103,7 +103,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
         "name": name,
         "library": f"lib{name}_kernels.so" if dispatch else BINDING,
         "summary": _text(project, "description") or f"CUDA kernels of {name}.",
-        "index": f"{index.rstrip('/')}/",  # followed by names of sets
+        "index": f"{index.rstrip('/')}/",  # the name of an arch set follows
         "namespace": space if PACKAGE_NAME.fullmatch(space := _text(own, "namespace")) else "",
         "axes": _axes(dispatch),
         "oldest_gpu": told if CAPABILITY.fullmatch(told := _text(own, "oldest_gpu")) else "",
@@ -235,4 +235,4 @@ NAMESPACE: Final = PRODUCT.namespace or NAME  # C++ namespace
 SYMBOLS: Final = f"{NAME}_"  # prefix of kernel names and of the C interface
 KERNELS: Final = PRODUCT.library
 NO_CASES: Final = f"{NAME} declares no selftest"  # used if PRODUCT.cases is empty
-HAS_DISPATCHER: Final = KERNELS != BINDING  # a table lists the kernels of its own library
+HAS_DISPATCHER: Final = KERNELS != BINDING  # kernels of a table have their own library

@@ -28,8 +28,8 @@ inline std::string error_text(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }
 
-// Returns the words with which torch's errors about missing memory begin, as Python looks for them;
-// an empty text for another error.
+// Returns the first words of torch's out-of-memory errors, for which Python code searches; an empty
+// text for any other error.
 inline const char* memory_words(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "CUDA out of memory. " : "";
 }

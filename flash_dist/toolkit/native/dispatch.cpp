@@ -154,8 +154,8 @@ bool is_of_capture(cudaError_t status) {
 // From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first), SASS
 // that crosses between discrete and integrated GPUs of a major, which NVIDIA does not promise. For
 // one target, the order is the family made for it, then the largest tile, then the family that
-// comes first in the table. The driver has the last word, so rules of suffixes and GPU families are
-// not repeated.
+// comes first in the table. The rules for suffixes and GPU families are not repeated here, because
+// the driver refuses code that does not fit.
 struct Preference {
   int device;
 
@@ -295,7 +295,7 @@ class Candidates {
   std::vector<Refusal> refused_;
 };
 
-// The process's knowledge of its devices, shared by all threads.
+// The properties, candidates and last launches of the devices, shared by all threads.
 class Registry {
  public:
   const DeviceInfo& device(int device) {
@@ -348,7 +348,7 @@ class Registry {
 };
 
 Registry& registry() {
-  static Registry* const one = new Registry;  // never destroyed: it outlives the process's end
+  static Registry* const one = new Registry;  // never destroyed: threads may use it during exit
   return *one;
 }
 
@@ -400,7 +400,7 @@ void list_sizes(std::ostream& text, const KernelKey& key) {
   }
 }
 
-// Throws if no kernel may be built for one of the words.
+// Throws if the number of a word is not valid for its axis.
 void check_words(const Values& values) {
   for (int axis = 0; axis < WORD_AXES; ++axis) {
     const int number = values[axis];

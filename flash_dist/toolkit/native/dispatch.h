@@ -34,16 +34,16 @@ struct Variant {
 
 const std::vector<Variant>& all_variants();
 
-// A kernel as requested by a call: the values of the call. In each family the key selects the
-// smallest compiled sizes that are not below its own.
+// The kernel that a call requests, by its role and the values of the call. In each family the key
+// selects the smallest compiled sizes that are not below the sizes of the call.
 struct KernelKey {
   Role role;
   Values values;
 };
 
-// True if a variant has the smallest sizes of its family that hold the key's. Some families leave
-// calls that would fill at most half of the first size to the general family (leaves_half_filled in
-// the table of kernels). targets/verdict.py predicts the same.
+// True if a variant has the smallest sizes of its family that hold the sizes of the key. Some
+// families leave calls that would fill at most half of the first size to the general family
+// (leaves_half_filled in the table of kernels). targets/verdict.py predicts the same.
 bool is_meant(const Variant& variant, const KernelKey& key);
 
 // True if any variant serves a role for the words of a key, on any device.
@@ -61,7 +61,7 @@ struct Refusal {
   std::string reason;
 };
 
-// The kernel that a device will run, and the reasons against the variants before it.
+// The variant that a device will run, and why the better variants were refused.
 struct Selection {
   Loaded chosen;  // variant is null if there is none
   std::vector<Refusal> refused;

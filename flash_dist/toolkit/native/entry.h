@@ -37,11 +37,11 @@ struct KernelEntry {
   int registers;  // per thread at launch, which setmaxnreg redistributes; 0: any number
 };
 
-// The most registers per thread that setmaxnreg can ask for, a multiple of 8.
+// The most registers per thread that our kernels request with setmaxnreg, a multiple of 8.
 constexpr int MOST_REGISTERS = 240;
 
-// Registers per thread at launch if so many threads fill a multiprocessor. ptxas compiles a kernel
-// with setmaxnreg for exactly that many.
+// Registers per thread at launch if a multiprocessor is to hold this many threads. ptxas compiles a
+// kernel with setmaxnreg for exactly this number of registers.
 constexpr int registers_at_launch(int threads) {
   const int each = 65536 / threads / 8 * 8;
   return each < MOST_REGISTERS ? each : MOST_REGISTERS;

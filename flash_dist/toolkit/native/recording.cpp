@@ -18,7 +18,7 @@ struct Record {
 };
 
 Record& all() {
-  static Record* const one = new Record;  // never destroyed: it must outlive the end of the process
+  static Record* const one = new Record;  // never destroyed: threads may use it during exit
   return *one;
 }
 

@@ -1,4 +1,4 @@
-// Turns a tensor into the call of a kernel that a table lists.
+// The context of a kernel call, read from a tensor: its GPU, current stream and dtype.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 namespace KERNEL_NAMESPACE::binding {
 
 struct NamedDtype {
-  const char* word;  // word of an axis
+  const char* word;  // name on a dtype axis
   ScalarType type;
 };
 constexpr NamedDtype NAMED_DTYPES[] = {
@@ -25,8 +25,8 @@ constexpr NamedDtype NAMED_DTYPES[] = {
     {"uint8", ScalarType::Byte},
 };
 
-// Returns the number of the axis word for the dtype of t: fp16, bf16, fp32, fp64, fp8_e4m3,
-// fp8_e5m2, int8 or uint8.
+// Returns the number of t's dtype on a dtype axis, whose words are among fp16, bf16, fp32, fp64,
+// fp8_e4m3, fp8_e5m2, int8 and uint8.
 inline int dtype_word(const Tensor& t, const char* name, int axis) {
   std::vector<std::string> allowed;
   for (int number = 0; number < word_count(axis); ++number) {
@@ -44,7 +44,7 @@ inline int dtype_word(const Tensor& t, const char* name, int axis) {
   return -1;
 }
 
-// Returns a call on the GPU of t, on its current stream, with the word of its dtype.
+// Returns the context of a call on t: the GPU of t, that GPU's current stream, and t's dtype.
 inline Call make_call(const Tensor& t, const char* name, int axis) {
   const int device = t.get_device_index();
   return {device, current_stream(device), dtype_word(t, name, axis)};
