@@ -56,7 +56,8 @@ def check_variables(environment: Environment) -> CheckResult:
     if environment.variables.get(SMEM_VARIABLE):
         summary = f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used"
         return CheckResult("warn", summary, shown, f"`unset {SMEM_VARIABLE}`", ids.SMEM_LIMIT)
-    told = environment.host is not None and environment.host.nvml.gpus  # `check_visible` reports it
+    # If NVML lists the GPUs, `check_visible` reports those that the variable hides.
+    told = environment.host is not None and environment.host.nvml.gpus
     if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None and not told:
         visible = environment.variables["CUDA_VISIBLE_DEVICES"]
         summary = f"CUDA_VISIBLE_DEVICES={visible} hides the other GPUs, if there are any"

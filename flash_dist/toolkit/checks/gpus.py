@@ -148,7 +148,7 @@ def check_any_gpu(environment: Environment) -> CheckResult:
 
 
 def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> CheckResult | None:
-    """Say which GPUs are usable if some are not; None if all GPUs are alike."""
+    """Say which GPUs are usable if some are not; None if all or none are usable."""
     able = [result.gpu for result in results if result and result.gpu is not None]
     if not able or len(able) == len(results):
         return None

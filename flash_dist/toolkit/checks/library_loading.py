@@ -1,7 +1,7 @@
 """Predicts whether libraries of any package load here; yields a result for each that does not.
 
-A package may hold a library for each CUDA release and load one. So a missing dependency is a
-failure only if no library of the package loads.
+A package may hold a library for each CUDA release and load only one of them. So a missing
+dependency is a failure only if no library of the package loads.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LibraryLoading:
 def _describe_all(
     predicted: list[tuple[str, Prediction]], *, installed: bool
 ) -> Iterator[CheckResult]:
-    """Say what prevents each library from loading; one result covers all replaceable libraries."""
+    """Say what prevents each library from loading; replaceable libraries share one result."""
     served = any(one for _, one in predicted)
     replaced: list[tuple[str, Prediction, Finding]] = []
     for name, one in predicted:

@@ -131,7 +131,7 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
     """Judge the named libraries, print each result as it comes, and return the exit code."""
     if args.gpu:
         environment = imagine(args, record, Installed())
-    elif record:  # loading can only be predicted on this machine
+    elif record:  # loading cannot be predicted for another machine
         environment = replace(record.environment, installed=Installed(), what_if=True)
     else:
         environment = gather_gpus()

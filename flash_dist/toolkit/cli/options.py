@@ -119,7 +119,7 @@ def parse_number(text: str, *, what: str, least: int, hint: str) -> int:
 
 
 def parse_indices(text: str) -> tuple[int, ...]:
-    """Parse numbers of devices such as `0,2`."""
+    """Parse device numbers such as `0,2`."""
     numbers = {read_whole(name.strip()) for name in text.split(",")}
     if None in numbers:
         message = f"devices are numbers such as `0,2`, got `{text:.60}`"

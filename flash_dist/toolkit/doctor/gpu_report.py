@@ -31,7 +31,7 @@ class GpuReport:
     compute_capability: str  # "9.0"
     status: Status  # "ok", "warn" (runs, with a remark), "fail" or "skip" (there is no build)
     how: KernelHow  # worst way in which code runs there: "native", ..., "jit", "none"
-    targets: tuple[str, ...]  # what runs there: ("sm_90a",)
+    targets: tuple[str, ...]  # of the code that runs there: ("sm_90a",)
     sentence: str  # as in doctor; for a GPU that is not served, the operators' error
     fix: str = ""
     id: str = ""  # stable id of the cause; empty if there is none

@@ -189,7 +189,7 @@ def _read_part(part: ast.expr) -> str:
 
 
 def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:
-    """Return the facts that calls give about texts; a text is passed directly or by name.
+    """Return the error, hint and finding of each text that a call passes, directly or by name.
 
     A name means any value assigned to it before the error is raised.
     """

@@ -45,7 +45,7 @@ class Finding:
 
 
 def label(entry: Entry, sentences: Iterable[str]) -> Iterator[Finding]:
-    """Make a finding with the same entry from each sentence."""
+    """Make a finding from each sentence, all with the same entry."""
     return (Finding(entry, sentence) for sentence in sentences)
 
 
@@ -67,7 +67,7 @@ class CheckResult:
         gpu: The GPU that the result is about.
         data: More data for programs.
         name: Name of the check.
-        background: Details that come first, and that a text omits if all is well.
+        background: Details that come first, and that are not printed if all is well.
     """
 
     status: Status

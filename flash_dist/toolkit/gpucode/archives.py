@@ -45,7 +45,7 @@ class Library:
     name: str  # its path, or its name in the archive
     archive: str  # path of the wheel or conda package, empty for a file
     fatbin: Fatbin
-    siblings: tuple[str, ...] = ()  # all names in the wheel
+    siblings: tuple[str, ...] = ()  # names of all files in the wheel
     package: wheel.Wheel | None = None  # the open wheel or conda package, None for a file
 
 

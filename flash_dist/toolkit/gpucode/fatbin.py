@@ -114,7 +114,7 @@ class Fatbin:
 
         Args:
             entry: The image.
-            unpack: Returns the payload of the image, if another thread unpacks it.
+            unpack: Function that returns the payload, if another thread unpacks the image.
         """
         with self._explained(entry):
             unpack = unpack or partial(self.payload, entry)

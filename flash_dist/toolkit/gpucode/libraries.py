@@ -167,7 +167,7 @@ def _suggest_package(name: str) -> str:
 def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]:
     """Yield the files that a process uses, in address order; skip deleted files without code.
 
-    A file of a process in a container has another path for this process.
+    For a process in a container, the paths lead through /proc, so that this process can open them.
     """
     for name, runs in mapped.items():
         path = _locate(pid, name)

@@ -48,8 +48,8 @@ _MEMORY = frozenset(
 )
 
 _AFTER_NO_WORD, _NO_WORD = rb"(?<![\w\x80-\xff])", rb"(?![\w\x80-\xff])"
-# NOTE: re finds a single byte ten times as fast as a set of bytes, so a mark is put before
-# everything that may be noise.
+# NOTE: re finds a single byte ten times as fast as a set of bytes, so a mark is put before every
+# possible string, comment or `.loc` line.
 _MARK = b"\1"
 _STRING, _COMMENT, _LINE, _BLOCK = b'"', b"//", b".loc", b"/*"
 _PTX_NOISE = re.compile(rb'\x01(?:"[^"\n]*"|//[^\n]*|\.loc%b[^\n]*)' % _NO_WORD)

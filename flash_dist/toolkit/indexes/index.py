@@ -40,7 +40,7 @@ MAX_TAGS: Final = 1000  # tags of one wheel; wheels on PyPI have up to 60
 
 _LINUX: Final = ("any", "linux", "manylinux")  # prefixes of platform tags for Linux
 _RELEASE: Final = re.compile(r"3\.[0-9]{1,3}(\.[0-9]{1,3})?")
-_FOLDERS = ("simple", "wheels", "dist")  # folders of a page below which an index may lie
+_FOLDERS = ("simple", "wheels", "dist")  # subfolders of a page that may hold an index
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Judged:
 
     @property
     def rank(self) -> int:
-        """A number for how the worst-served GPU is served; less is better."""
+        """The rank of the GPU that the set serves worst; a lower rank is better."""
         return max((_rank(verdict) for verdict in self.verdicts), default=0)
 
     def to_json(self) -> dict[str, Any]:

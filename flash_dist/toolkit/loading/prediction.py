@@ -1,7 +1,7 @@
 """Predicts from symbol tables and names whether a library will load, without loading anything.
 
-If symbols and names do not decide, the answer is "unknown": code that opens a library may prepare
-more than is visible here. Torch counts as imported, because every package that needs torch imports
+If symbols and names do not decide, the answer is "unknown": a program may load further libraries
+before it opens this one. Torch counts as imported, because every package that needs torch imports
 torch.
 """
 

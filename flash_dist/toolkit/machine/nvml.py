@@ -256,7 +256,7 @@ class Gauge:
         return clock.value if _try_call(nvml, "nvmlDeviceGetClockInfo", *arguments) else None
 
     def _read_power(self, nvml: ctypes.CDLL) -> float | None:
-        """Return the current power; if that is not available, the mean of a second."""
+        """Return the current power; if that is not available, the mean over a second."""
         field = _FieldValue(field=_POWER_INSTANT)
         one = ctypes.c_int(1)
         known = _try_call(nvml, "nvmlDeviceGetFieldValues", self._handle, one, ctypes.byref(field))

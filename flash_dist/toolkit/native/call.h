@@ -13,8 +13,8 @@ struct Call {
   int dtype;     // word of the dtype axis, numbered as in roles.h
 };
 
-// Device memory of the current device for the kernels of one call, aligned to 256 bytes, or null.
-// The memory may be freed in stream order after the call has returned.
+// Function that allocates memory of the current device for the kernels of one call, aligned to 256
+// bytes, or returns null. The memory may be freed in stream order after the call has returned.
 using Allocate = void* (*)(void* context, int64_t bytes);
 
 }  // namespace KERNEL_NAMESPACE

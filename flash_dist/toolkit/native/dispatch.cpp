@@ -222,7 +222,7 @@ class Candidates {
     while (next_ < waiting_.size()) {
       const Variant* v = waiting_[next_];
       std::string reason = try_load(*v);
-      ++next_;  // only now: a variant whose failure may pass keeps waiting
+      ++next_;  // not reached if try_load throws: the next call then tries again
       if (reason.empty()) return true;
       refused_.push_back({v, std::move(reason)});
     }

@@ -1,9 +1,9 @@
 // The compiled variants, and the choice of the best variant that loads on a device.
 //
-// A role is what a kernel is for, a family is one way to do it. Several families may serve a role:
-// on each target the specific family is tried first. The general family follows if the specific one
-// is not built, does not load, or refuses the arguments. Axes tell the kernels of a role apart; the
-// package declares them.
+// A role is the task of a kernel, a family is one implementation of a role. Several families may
+// serve a role: on each target the specific family is tried first. The general family follows if
+// the specific one is not built, does not load, or refuses the arguments. Axes tell the kernels of
+// a role apart; the package declares them.
 #pragma once
 
 #include <cuda_runtime_api.h>

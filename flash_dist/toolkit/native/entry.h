@@ -37,7 +37,7 @@ struct KernelEntry {
   int registers;  // per thread at launch, which setmaxnreg redistributes; 0: any number
 };
 
-// The most registers per thread that our kernels request with setmaxnreg, a multiple of 8.
+// The most registers per thread that a kernel here requests with setmaxnreg, a multiple of 8.
 constexpr int MOST_REGISTERS = 240;
 
 // Registers per thread at launch if a multiprocessor is to hold this many threads. ptxas compiles a

@@ -27,7 +27,7 @@ inline std::string json_string(const std::string& text) {
   return result + "\"";
 }
 
-// The items of a list, each written by `write`.
+// Returns a list in JSON; `write` writes each item.
 template <class List, class Write>
 std::string json_list(const List& list, Write&& write) {
   std::ostringstream text;

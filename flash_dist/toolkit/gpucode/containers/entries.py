@@ -56,7 +56,7 @@ class Header(NamedTuple):
     kind: int
     version: int
     header_size: int
-    payload_size: int  # padded to 8
+    payload_size: int  # padded to a multiple of 8
     compressed_size: int  # 0: not compressed
     options_offset: int
     isa_minor: int  # minor of the PTX ISA; for a cubin, its code version

@@ -33,7 +33,7 @@ WRAPPERS: Final = ".nvFatBi"  # `.nvFatBinSegment`; PE cuts names to 8 letters
 WRAPPER: Final = Struct("<IIQQ")  # magic, version, addresses of container and list of its objects
 WRAPPER_MAGIC: Final = bytes.fromhex("b1436246")
 CONTAINER_START: Final = bytes.fromhex("50ed55ba01001000")  # magic, version 1, 16 bytes of header
-ONE, LINKED_ON_DEVICE = 1, 2  # versions
+ONE, LINKED_ON_DEVICE = 1, 2  # versions of the registration struct
 MAX_FOUND: Final = 50_000
 
 _NEAR: Final = 4096  # bytes between two parts that are searched as one
@@ -143,9 +143,9 @@ class Search:
     loaded: Loaded
 
     def find(self, parts: Iterable[Part]) -> list[Registration]:
-        """Return the structs in their section, and those in other parts of the file.
+        """Return the structs in `.nvFatBinSegment`, and the structs in other parts of the file.
 
-        A struct outside the section counts if it points to a container, or if its target is
+        A struct in another part counts if it points to a container, or if its target is
         unknown.
         """
         found: list[Registration] = []

@@ -70,8 +70,8 @@ class Walk:
     entries: list[FatbinEntry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     containers: int = 0
-    starts: dict[int, int] = field(default_factory=dict)  # number of each container by its offset
-    ends: dict[int, int] = field(default_factory=dict)  # end of the bytes read, by the offset
+    starts: dict[int, int] = field(default_factory=dict)  # container numbers by offset
+    ends: dict[int, int] = field(default_factory=dict)  # end offsets of what was read, by offset
     tries: int = MOST_TRIED
 
     def warn(self, text: str) -> None:
@@ -236,7 +236,7 @@ def _at(section: str, offset: int) -> str:
 
 @dataclass
 class CubinSearch:
-    """A search through the data of one file. It ends after too many false beginnings."""
+    """A search for cubins in one file. It ends after too many false beginnings."""
 
     data: FileView
     budget: Budget

@@ -11,7 +11,7 @@
 namespace KERNEL_NAMESPACE::binding {
 
 struct NamedDtype {
-  const char* word;  // name on a dtype axis
+  const char* word;  // such as "bf16"
   ScalarType type;
 };
 constexpr NamedDtype NAMED_DTYPES[] = {
