@@ -159,7 +159,7 @@ def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
 
 
 def gather_gpus(installed: Installed | None = None, cuda: Cuda | None = None) -> Environment:
-    """Examine only this machine's GPUs and driver, to judge libraries of any package.
+    """Examine this machine without the files of this package, to judge libraries of any package.
 
     Without `cuda`, the driver is queried in this process.
     """

@@ -56,7 +56,7 @@ def explain_no_gpu(environment: Environment) -> CheckResult | None:
 
 
 def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
-    """Explain a missing libcuda on a host that certainly has a driver."""
+    """Explain a missing libcuda on WSL or on a host with a driver; None on any other host."""
     if host.stray_libcuda:
         folder = host.stray_libcuda.rpartition("/")[0]
         summary = f"libcuda.so.1 is in {folder}, which the loader does not search"

@@ -27,7 +27,7 @@ _LEAVE = (
 
 
 def check_system(environment: Environment) -> CheckResult:
-    """Check operating system, C library and Python."""
+    """Describe the operating system and Python; check that the C library is glibc."""
     summary = (
         f"{environment.system}, {environment.machine}, {environment.libc}, "
         f"Python {environment.python}"

@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def is_blank(inspection: Inspection) -> bool:
-    """Tell if kernels of a library with GPU code were requested, and no image could be read."""
+    """Tell if the coverage of a library was requested, but none of its images could be read."""
     coverage = inspection.coverage
     return coverage is not None and not coverage.rows and bool(coverage.warnings)
 

@@ -256,7 +256,7 @@ def find_own(pasted: str) -> tuple[Sentence, ...]:
 
 
 def _starts(lines: list[str], squeezed: str) -> Iterator[int]:
-    """Return the starts of lines, and the places after an error's name or a report's label."""
+    """Yield the starts of lines, and the places after an error's name or a report's label."""
     at = len(squeezed) - sum(map(len, lines))
     for line in lines:
         yield at

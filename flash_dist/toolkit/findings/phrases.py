@@ -34,7 +34,7 @@ _SEQUENCE: Final = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
 _DOTS: Final = re.compile(r"\.{3,}")
-_EDGE: Final = " \t>|"  # at the ends of a line: indents, quotation marks, frames
+_EDGE: Final = " \t>|"  # at the ends of a line: indents, marks of cited text, frames
 _LONGEST_WORD: Final = 4000  # characters: no name is longer
 _QUOTES: Final = "`'\"\u00b4\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb"
 _FRAMES: Final = range(0x2500, 0x2580)
@@ -113,7 +113,7 @@ class Phrase:
 
 
 def read_lines(pasted: str) -> list[str]:
-    """Return the pasted lines without colours, frames, quotes and citations."""
+    """Return the pasted lines without colours, frames, quotation marks and leading `>`."""
     plain = _DOTS.sub(ELISION, _SEQUENCE.sub("", pasted).translate(_REPLACED))
     return [
         " ".join(word[:_LONGEST_WORD] for word in line.strip(_EDGE).split())

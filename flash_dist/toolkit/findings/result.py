@@ -90,7 +90,7 @@ class CheckResult:
 
     @property
     def is_usable(self) -> bool:
-        """Tell if the subject may be used; unknown if the check was skipped."""
+        """Tell if the subject may be used; False if the check was skipped."""
         return self.status in {"ok", "warn"}
 
     @property

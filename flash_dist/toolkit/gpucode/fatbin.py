@@ -38,7 +38,7 @@ def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
     """Read the headers of all GPU code in a library, or in a bare `.fatbin`.
 
     Raises:
-        FatbinError: The file cannot be read or is not an ELF file; damage further inside is a
+        FatbinError: The file cannot be read, or is of another kind; damage further inside is a
             warning.
     """
     with open_fatbin(path) as fatbin:
@@ -131,7 +131,7 @@ class Fatbin:
     ) -> tuple[FatbinEntry, tuple[KernelInfo, ...]]:
         """Return an image with the target that its contents show, and its kernels.
 
-        NOTE: LTO-IR is undocumented, whatever codec its header names.
+        NOTE: LTO-IR is returned unread, because its format is undocumented.
 
         Raises:
             FatbinError: The image is damaged, or contradicts its header.

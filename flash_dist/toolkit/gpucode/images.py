@@ -134,7 +134,7 @@ class FatbinReport:
         return sum(entry.kind == "lto" for entry in self.entries)
 
     def select(self, arch: Arch | None = None) -> tuple[FatbinEntry, ...]:
-        """Return the images that a driver may load: all PTX, and linked SASS."""
+        """Return the PTX and the linked SASS; relocatable SASS only if no SASS is linked."""
         linked = any(entry.kind == "sass" and not entry.relocatable for entry in self.entries)
         return tuple(
             entry
@@ -148,7 +148,7 @@ class FatbinReport:
         """Return groups of images, by relocatability and container; one image of a group is chosen.
 
         The driver chooses within a registered container. The program itself chooses among all other
-        containers, so they are one group, under the number of the first container.
+        containers, so they are one group, under the number of the first of them.
         """
         first = min(self.unregistered, default=0)
         found: dict[tuple[bool, int], list[FatbinEntry]] = {}
@@ -161,8 +161,8 @@ class FatbinReport:
         """Return the report with the toolkits of containers, as far as they are known.
 
         One call of nvcc makes a container, so one toolkit compiled all its SASS, and its PTX
-        version gives the oldest toolkit possible. A container without SASS and PTX gets the oldest
-        toolkit of the file.
+        version gives the oldest toolkit possible. SASS of a container without a known toolkit gets
+        the oldest known toolkit of the file.
         """
         known = {**self._told_by_ptx(), **toolkits}
         oldest = min(known.values(), key=parse_version, default="")

@@ -165,9 +165,10 @@ def _suggest_package(name: str) -> str:
 
 
 def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]:
-    """Yield the files that a process uses, in address order; skip deleted files without code.
+    """Yield the files that a process has mapped, in address order.
 
-    For a process in a container, the paths lead through /proc, so that this process can open them.
+    A deleted file is yielded as `Unread` if it was mapped as executable, and skipped otherwise. For
+    a process in a container, the paths lead through /proc, so that this process can open them.
     """
     for name, runs in mapped.items():
         path = _locate(pid, name)
@@ -180,7 +181,7 @@ def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]
 
 
 def _read_maps(pid: int) -> dict[str, bool]:
-    """Return the files that a process has mapped, with True for executable files."""
+    """Return the files that a process has mapped, with True if a mapping is executable."""
     if not (_PROC / "self").exists():
         message = f"cannot list the files of process {pid}: this system has no /proc"
         raise FatbinError(message)

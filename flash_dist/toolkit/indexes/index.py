@@ -242,7 +242,7 @@ def _collect(place: str, links: Iterable[tuple[Link, str]], project: str | None)
 
 
 def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
-    """Parse the name of a wheel; None if today's installers do not know such a name.
+    """Parse the name of a wheel; None if installers would reject the name.
 
     Args:
         link: The link to the file.

@@ -40,9 +40,9 @@ def find_commands(
 ) -> tuple[Command, ...]:
     """Return the commands for a set.
 
-    If no index has the set's wheel, a clone builds the wheel first. Without a clone, the commands
-    use the project's index, or the sources. PyPI cannot have the wheel: PyPI rejects versions such
-    as `0.1.0+cu130.hopper`.
+    If no index has the set's wheel, the commands build the wheel in a clone. Without a clone, they
+    use the project's index, or build the sources. PyPI cannot have the wheel: PyPI rejects versions
+    such as `0.1.0+cu130.hopper`.
 
     Args:
         candidate: The set.

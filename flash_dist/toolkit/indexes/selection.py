@@ -117,7 +117,7 @@ class Selection:
 
     @property
     def driver_refusal(self) -> str:
-        """The reason why the driver refuses the set for the GPUs; empty if no driver helps."""
+        """The reason why the driver refuses the held-back set; empty if no newer driver helps."""
         verdicts = self.held_back.verdicts if self.held_back is not None else ()
         reasons = (one.reason for one in verdicts if one.cause == "driver-too-old")
         return next(reasons, "")
@@ -138,7 +138,7 @@ def _verdict_to_json(verdict: DeviceVerdict) -> dict[str, Any]:
 
 
 def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
-    """Return the build that these targets imply: one kernel per dtype."""
+    """Return a build of one kernel per dtype for these targets, to judge a set without a wheel."""
     origin = Origin(toolkit, None, toolkit_compression(toolkit))
     role, sizes = PRODUCT.main_role, (1,) * len(AXES.sizes)
     variants = tuple(

@@ -128,7 +128,7 @@ def old_library(file: str, version: str, found: Found) -> Finding:
 
 
 def broken_library(file: str, name: str, found: Found, reason: str) -> Finding:
-    """Return the finding that the loader would choose a file that is damaged or no library."""
+    """Return the finding that the loader would take a file that is damaged or not a library."""
     sentence = f"{file} needs `{name}`, for which the loader takes {found}: {reason}"
     fix = found.fix or f"reinstall the package that {found.path} belongs to"
     return Finding(LIBRARY_BROKEN, sentence, fix=fix)

@@ -71,7 +71,7 @@ def python_command(*arguments: str) -> list[str]:
     """Return the command that starts Python with the search path of this process.
 
     Variables are inherited, but options are not: -I, -E, -s and -P are passed on, because they
-    exclude the current folder or PYTHONPATH from imports.
+    exclude the current folder, PYTHONPATH or the user's packages from imports.
     """
     flags = sys.flags
     options = {
@@ -194,7 +194,7 @@ def read_events(report: Path) -> list[Event]:
 
 
 def write_event(report: Path, event: Event) -> None:
-    """Append one object, and write it to disk before the next step."""
+    """Append one object and close the file, so that the object survives a crash."""
     with report.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(event) + "\n")
 

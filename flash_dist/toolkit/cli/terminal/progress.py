@@ -23,7 +23,7 @@ SELDOM: Final = 60.0  # seconds between two lines of a log
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """Tell if stderr is a terminal."""
+    """Tell if a stream is a terminal."""
     return stream is not None and Console(file=stream).is_terminal
 
 
