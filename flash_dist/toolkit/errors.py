@@ -58,7 +58,7 @@ class ExtensionError(KernelsError):
 
 
 class GroupError(KernelsError):
-    """A process group that is absent, or does not match the tensors or its other ranks."""
+    """A process group that is absent, or that does not match the tensors or the other ranks."""
 
 
 class FetchError(KernelsError):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..machine.libcuda import Gpu
     from .environment import Environment
 
-_NAMED = 5  # sentences per library
+_NAMED = 5  # maximum sentences per library
 
 # Patterns of an obstacle's sentence (`targets/compatibility.py`), each with the remedy.
 _STEPS = (

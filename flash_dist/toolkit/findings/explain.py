@@ -148,7 +148,7 @@ def _find_elided(text: Text) -> Iterator[Entry]:
 
 
 def _rate(entry: Entry, words: list[str]) -> float:
-    """Return the fraction of a message's words that a text has, in order."""
+    """Return the fraction of a message's words that a text contains in order."""
     best = 0.0
     for message in entry.messages:
         own = _words(message)

@@ -1,4 +1,4 @@
-"""Recognises a message in pasted text: logs, colours, broken lines, other quotes.
+"""Recognises a message in pasted text, also among colours, broken lines and other quotes.
 
 An entry lists phrases: literal parts of its messages. Case, quotes and spaces do
 not count, and `{symbol}` is a variable word.

@@ -43,10 +43,10 @@ class Library:
     """A file that has or could have GPU code; open while it is the current item."""
 
     name: str  # its path, or its name in the archive
-    archive: str  # path of the wheel or conda package, empty for a file
+    archive: str  # path of the wheel or conda package; empty if it is in none
     fatbin: Fatbin
     siblings: tuple[str, ...] = ()  # names of all files in the wheel
-    package: wheel.Wheel | None = None  # the open wheel or conda package, None for a file
+    package: wheel.Wheel | None = None  # the open wheel or conda package, if it is in one
 
 
 @dataclass(frozen=True)

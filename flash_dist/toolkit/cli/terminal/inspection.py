@@ -175,7 +175,7 @@ def _by_name(kernel: KernelInfo) -> tuple[object, ...]:
 def show_name(name: str) -> str:
     """Return a kernel's name for tables: demangled, with the middle of a long name left out.
 
-    NOTE: tables are sorted by name, and repeat a name for every target.
+    The cache helps because tables are sorted by name, and repeat a name for every target.
     """
     shown = printable(short_name(demangle(name)))
     if len(shown) <= LONGEST_NAME:
