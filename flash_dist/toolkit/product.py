@@ -57,7 +57,7 @@ class Product:
     cases: str = ""  # part that returns a function to choose selftest cases, see `selftest.case`
     variables: tuple[Variable, ...] = ()
     torch_note: str = ""  # function that makes the text below torch in `doctor -v`
-    subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name: module
+    subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # modules by name
     # Measured cost of compiling its PTX with CUDA_MODULE_LOADING `lazy` and `eager`.
     jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)
     built_with: str = (
