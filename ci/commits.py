@@ -33,8 +33,8 @@ _VERBS: Final = (
     *("add", "allow", "change", "check", "drop", "fix", "improve"),
     *("make", "move", "remove", "rename", "replace", "update", "use"),
 )
-# Other forms of the verbs: adds, added, adding, dropped, used. Forms that no verb has (`droped`) do
-# no harm.
+# Other forms of the verbs: adds, added, adding, dropped, used. The table also has misspelt forms
+# (`droped`), which are harmless.
 _IMPERATIVE_OF: Final = {"made": "make"} | {
     f"{stem}{ending}": verb
     for verb in _VERBS

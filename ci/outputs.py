@@ -52,12 +52,12 @@ _BLOCK: Final = re.compile(r"^```console\n(\$ [^\n]*\n)(.*?)^```\n", re.DOTALL |
 
 
 class OutputError(FlashDistError):
-    """An output cannot be recorded, or no text shows it."""
+    """An output cannot be recorded, or a Markdown file shows a command without a record."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """One command whose output the texts show."""
+    """One command whose output the Markdown files show."""
 
     name: str  # name of the file in docs/outputs
     needs: str
@@ -66,7 +66,7 @@ class Output:
 
     @property
     def command(self) -> str:
-        """The line for a reader to type."""
+        """The command line that a reader types."""
         return f"{_PROGRAM} {self.arguments}"
 
     def read(self, folder: Path = RECORDS) -> str:
@@ -291,7 +291,7 @@ def count_variants() -> int:
 
 
 def count_kernels() -> int:
-    """Count the kernels of the set `all`."""
+    """Count the kernels for sm_90a."""
     return len({variant.key for variant in _variants_for_hopper()})
 
 
@@ -309,7 +309,7 @@ def _variants_for_hopper() -> list[Variant]:
     return [one for one in build_of("hopper") if one.target.suffix == "a"]
 
 
-# Numbers in the records that may change without a new record.
+# Numbers in GPU records. A record with a number that this tree no longer has is marked as stale.
 TOLD: Final = (
     ("variants", re.compile(r"(?<= in )\d+(?= variants\s+for)"), count_variants),
     ("kernels", re.compile(r"\d+(?=\s+kernels in)"), count_kernels),

@@ -40,7 +40,7 @@ _DARK: Final = {"backward", "decoding"}
 _PREFIXES: Final = {"fwd": "forward", "bwd": "backward"}  # roles of decoding have no prefix
 _HEIGHT: Final = 0.34  # height of a bar, in inches
 _BESIDE: Final = 1.25  # space above and below the bars, in inches
-_WRITTEN: Final = 0.35  # smallest part that gets a number, in megabytes
+_WRITTEN: Final = 0.35  # smallest part whose size is printed on its bar, in megabytes
 
 
 def count_bytes(
@@ -50,7 +50,7 @@ def count_bytes(
 
     Args:
         contents: The contents of the wheel.
-        libraries: The bytes of its libraries, by their names in the wheel.
+        libraries: The contents of its libraries, by their names in the wheel.
     """
     roles = {kernel.symbol: kernel.role for kernel in contents.manifest.kernels}
     found: dict[str, dict[str, float]] = {}

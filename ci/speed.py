@@ -27,7 +27,7 @@ PEERS: Final = {
     "x FLASH, deterministic": "sdpa-flash-deterministic",
     "x cuDNN": "sdpa-cudnn",
 }
-NEWER: Final = {  # deterministic kernels for the shapes in the figure
+NEWER: Final = {  # newest kernels of other packages, in deterministic mode
     "FA4": "fa4-deterministic",
     "flex": "cudnn-flex-deterministic",
 }
@@ -57,10 +57,10 @@ def write_ratios(rows: Iterable[Row], peer: str, pass_: str) -> str:
 
 
 def compare_pass(pass_: str) -> str:
-    """Compare our rates with the peers' in one pass of the set `paper`; a row has three lengths.
+    """Compare our rates with the peers' in one pass of the set `paper`, three lengths in a row.
 
-    The table of the backward omits the faster mode of FLASH that is not deterministic. The table of
-    means has that mode.
+    The backward table has FLASH only in its deterministic mode. The table of means also has the
+    other mode, which is faster.
     """
     left_out = "sdpa-flash" if pass_ == "backward" else "sdpa-flash-deterministic"
     peers = {title: peer for title, peer in PEERS.items() if peer != left_out}
@@ -96,7 +96,7 @@ def compare_newer() -> str:
 
 
 def compare_means() -> str:
-    """Write the geometric means over the shapes in the figure, with lowest and highest ratio."""
+    """Write the mean, lowest and highest ratio to each peer over the shapes of the figure."""
     rows = load("paper")
     peers = PEERS | {f"x {title}": peer for title, peer in NEWER.items()}
     lines = [
@@ -143,7 +143,7 @@ def write_heads(row: Row) -> str:
 def compare_calls() -> str:
     """Compare the microseconds that small calls need here and in SDPA."""
     report = read_run(RESULTS / "h200-overhead.json")
-    assert isinstance(report, CallReport)  # noqa: S101 - the file of this benchmark
+    assert isinstance(report, CallReport)  # noqa: S101 - this file holds a CallReport
     calls = {call.name: call for call in report.calls if call.shape == SHAPES[0]}
     lines = [
         [title, f"{calls[x].ours_us:.0f}", f"{calls[x].peer_us:.0f}", f"{calls[x].ratio:.2f}"]
@@ -165,7 +165,7 @@ def list_scores() -> str:
 
 
 def list_features() -> str:
-    """List the speed with a bias or dropout as a share of the speed without, for both passes."""
+    """List the speed with a bias or dropout divided by the plain speed, for both passes."""
     lines: dict[str, dict[str, str]] = {}
     for row in load("features"):
         mask = "causal" if "causal" in row.shape.name.split() else "full"
@@ -191,7 +191,7 @@ def list_long() -> str:
 
 
 def list_corners() -> str:
-    """List odd shapes, each with its best peer."""
+    """List odd shapes, each with our time and the ratio to the best peer."""
     lines = [
         [row.shape.name.removeprefix("bf16 "), *(_best(row, x) for x in ("forward", "backward"))]
         for row in load("corners")

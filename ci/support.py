@@ -29,7 +29,7 @@ MARKS: Final = (
     "<!-- nox -s outputs, from csrc/kernels.toml: from here -->\n",
     "<!-- to here, from csrc/kernels.toml -->\n",
 )
-SUFFIXED: Final = 90  # the first GPU with code of its own, such as sm_90a
+SUFFIXED: Final = 90  # the first compute capability, times 10, with a target of suffix `a`
 
 # Each pass and its kernels. The first kernel decides which sizes are supported. A backward may also
 # store dS (`bwd_dq_gemm`), which affects only speed and memory.
@@ -49,7 +49,7 @@ DTYPES: Final = {
 
 @dataclass(frozen=True)
 class Row:
-    """One pass for dtypes with equal sizes, and the supported sizes per GPU."""
+    """One pass, the dtypes that support the same sizes, and these sizes for each GPU."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -110,7 +110,7 @@ def _cell(sizes: Sequence[Size], common: Sequence[Size]) -> str:
 
 
 def native_target(device: Device) -> Arch:
-    """Return the target that is made for a GPU. The GPU runs every kernel for this target."""
+    """Return the most specific target of a GPU: sm_90a for compute capability 9.0."""
     return Arch(device.major, device.minor, "a" if device.number >= SUFFIXED else "")
 
 

@@ -3,7 +3,8 @@
     python policy.py
 
 256 tokens of two cameras and a few of the joints attend to each other; actions come in chunks of
-ten, each of which attends to all before it and itself. One camera of the second robot is missing.
+ten, and each chunk attends to itself and to all earlier tokens. One camera of the second robot is
+missing.
 Multi-query attention with 8 query heads on one key head, of head_dim 256.
 """
 
@@ -25,8 +26,8 @@ seqlen = len(blocks)
 there = torch.ones(2, seqlen, dtype=torch.bool)
 there[1, cameras[0] : sum(cameras)] = False  # the second camera of the second robot
 
-# Made once, on the host, for all layers, both passes and every device. Absent keys get an id after
-# every query's, so that they are masked.
+# The host makes one mask for all layers, both passes and every device. Keys of the missing camera
+# get a larger id than every query, so that they are masked.
 ids = torch.tensor(blocks).expand(2, -1)
 mask = BlockMask.block_causal(ids, ids.masked_fill(~there, chunks + 1))
 
@@ -37,7 +38,7 @@ for _ in range(3):  # layers
     x = flash_attn_func(x, k, v, mask=mask)
 x.sum().backward()
 
-# Actions of the last chunk do not affect earlier ones.
+# Actions of the last chunk do not affect earlier tokens.
 changed = v.clone()
 changed[:, -chunk:] += 1
 moved = flash_attn_func(q, k, changed, mask=mask) != flash_attn_func(q, k, v, mask=mask)

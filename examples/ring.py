@@ -1,4 +1,4 @@
-"""One sequence over several processes, each with its own part of it.
+"""One sequence over several processes, each with one part of the tokens.
 
     torchrun --standalone --nproc-per-node 2 ring.py
 
@@ -26,7 +26,7 @@ if on_gpus:
     torch.cuda.set_device(rank)
 dist.init_process_group("nccl" if on_gpus else "gloo")
 
-# Here every process has all tokens, to compare the result; in training it has only its own.
+# Here every process has all tokens, to compare the result; in training it has only its part.
 torch.manual_seed(0)
 dtype = torch.bfloat16 if on_gpus else torch.float32
 q, k, v = (torch.randn(1, 1024, heads, 64).to(device, dtype) for heads in (8, 2, 2))

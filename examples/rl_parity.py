@@ -31,7 +31,7 @@ CACHES = ("dynamic", "static")
 
 
 def make_model(device: str) -> Any:  # noqa: ANN401 - of transformers
-    """Return a Llama of random weights."""
+    """Return a Llama with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - may be missing
 
     torch.manual_seed(0)
@@ -44,7 +44,7 @@ def make_model(device: str) -> Any:  # noqa: ANN401 - of transformers
 
 
 def by_rows(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return what computes each row as if it were alone."""
+    """Return a function that calls `forward` for each row and joins the results."""
 
     def run(x: Tensor) -> Tensor:
         rows = [forward(row) for row in x.reshape(-1, 1, x.shape[-1]).unbind()]
@@ -54,7 +54,7 @@ def by_rows(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def make_invariant(model: nn.Module) -> None:
-    """Let matrix products and norms compute by rows."""
+    """Make matrix products and norms compute one row at a time."""
     for module in model.modules():
         if type(module).__name__ in {"Linear", "LlamaRMSNorm"}:
             module.forward = by_rows(module.forward)
@@ -62,7 +62,7 @@ def make_invariant(model: nn.Module) -> None:
 
 @contextmanager
 def record_attention(model: Any) -> Iterator[list[list[Tensor]]]:  # noqa: ANN401
-    """Yield what attention returns in each layer, one tensor for each forward."""
+    """Yield a list for each layer that collects the output of attention in each forward."""
     layers = [layer.self_attn.o_proj for layer in model.model.layers]
     seen: list[list[Tensor]] = [[] for _ in layers]
     hooks = [
@@ -75,13 +75,13 @@ def record_attention(model: Any) -> Iterator[list[list[Tensor]]]:  # noqa: ANN40
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return those of the tokens, [SEQUENCES, TOKENS], in float32."""
+    """Return the log-probabilities of the tokens, [SEQUENCES, TOKENS], in float32."""
     rows = by_rows(lambda row: row.log_softmax(-1))(logits.float())
     return rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def compare(model: Any, cache: str) -> list[int]:  # noqa: ANN401
-    """Return how many values differ: of attention in each layer, and log-probabilities."""
+    """Count the values that differ: attention's in each layer, then log-probabilities."""
     prompts = torch.randint(97, (SEQUENCES, PROMPT), generator=torch.Generator().manual_seed(1))
     with record_attention(model) as generated:
         torch.manual_seed(2)

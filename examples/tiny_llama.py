@@ -3,7 +3,8 @@
     python tiny_llama.py [STEPS]
 
 Documents of different lengths are concatenated without padding. cu_seqlens has the start of each,
-so that tokens attend to their own document only. Rotary embeddings count from its start.
+so that tokens attend to their own document only. Rotary embeddings count positions from the start
+of the document.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ VOCABULARY, WIDTH, LAYERS, HEADS, HEADS_KV, HEAD_DIM = 97, 128, 2, 8, 2, 16
 
 
 class Attention(nn.Module):
-    """Grouped query attention with rotary embeddings, of packed documents."""
+    """Grouped query attention with rotary embeddings, over packed documents."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Logits of the next token, of packed documents."""
+    """A Llama that returns the logits of the next token, for packed documents."""
 
     def __init__(self) -> None:
         super().__init__()

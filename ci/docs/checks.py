@@ -29,7 +29,7 @@ WIDTHS: Final = (420, 1280, 1920)  # window widths in pixels: a phone, a laptop,
 HEIGHT: Final = 1000
 PATIENCE: Final = 180_000  # milliseconds to wait: a busy machine starts a browser slowly
 MEASURE: Final = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
-# Each query, and the prefix of an expected address among the first results.
+# Each query, and the start of an address that its first results must include.
 QUERIES: Final = {
     "no kernel image": "findings/",
     "RTX 3090": "docs/install.html",
@@ -40,7 +40,7 @@ FIRST: Final = 3
 LISTEN: Final = """() => document.addEventListener("copy", () => {
   window.copied = document.activeElement.value ?? String(getSelection());
 })"""
-CONSOLE: Final = "div.highlight-console:has(.go)"  # a command with output
+CONSOLE: Final = "div.highlight-console:has(.go)"  # console blocks that show output
 
 
 class Links(HTMLParser):
@@ -63,7 +63,7 @@ class Links(HTMLParser):
             self.links.append(values["href"])
         elif tag in {"link", "script", "img", "iframe", "source"}:
             self.loaded += [values[name] for name in ("href", "src") if name in values]
-        self._in_title = tag == "title" and not self.title  # titles of icons come later
+        self._in_title = tag == "title" and not self.title  # later titles are of SVG icons
 
     def handle_data(self, data: str) -> None:
         """Keep the title of the page, without the site's suffix."""

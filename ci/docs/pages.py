@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 HELP_COLUMNS: Final = "88"
-SEVERAL: Final = "Returned values"  # heading for several results; not part of Google's style
+SEVERAL: Final = "Returned values"  # docstring section that Google's style lacks
 
 
 def write_cli() -> Iterator[str]:

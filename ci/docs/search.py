@@ -1,7 +1,7 @@
 """Write the index of the site's search: the text of each section, which MiniSearch reads.
 
 Sphinx's own search treats a page as one set of words: it drops numbers and `no`, ignores which
-words are adjacent, and sorts equal pages by title.
+words are adjacent, and sorts pages with equal scores by title.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOT_TEXTS: Final = frozenset({"genindex.html", "search.html"})
 BLOCKS: Final = frozenset({"br", "dd", "div", "dt", "li", "p", "pre", "section", "td", "th", "tr"})
 VOID: Final = frozenset({"br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"})
 HEADINGS: Final = frozenset({"h1", "h2", "h3", "h4"})
-# Classes of elements that the index omits: marks beside a heading, schemas, brackets.
+# Classes of elements that the index omits: link marks of headings, JSON schemas, parentheses.
 SKIPPED: Final = frozenset({"headerlink", "highlight-json", "sig-paren"})
 
 
@@ -98,6 +98,6 @@ def list_sections(site: Path) -> Iterator[tuple[str, str, str, str]]:
 
 
 def write_index(site: Path) -> None:
-    """Write the sections as a script: a page opened from a file cannot load other data."""
+    """Write the sections as a script, because a page opened from disk cannot load JSON."""
     sections = json.dumps(list(list_sections(site)), ensure_ascii=False, separators=(",", ":"))
     (site / INDEX).write_text(f"const SECTIONS = {sections};\n", encoding="utf-8")

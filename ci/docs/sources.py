@@ -1,4 +1,4 @@
-"""Collects the texts of the tree for Sphinx, and adds the generated pages."""
+"""Collect the Markdown files for Sphinx, and add the generated pages."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ WHERE: Final = """\
 - A program reads the result: [exit statuses](exit-statuses.md) and [schemas](schemas.md).
 """
 
-FOR_SPHINX: Final = {  # files of docs/ other than pages, and their places for Sphinx
+FOR_SPHINX: Final = {  # files of docs/ other than pages, and their paths for Sphinx
     "conf.py": "conf.py",
     "site.css": "_static/site.css",
     "search/minisearch.js": "_static/minisearch.js",
@@ -111,7 +111,7 @@ FOR_SPHINX: Final = {  # files of docs/ other than pages, and their places for S
 
 
 def collect(source: Path) -> None:
-    """Copy every text to the same relative place, so that links between texts work."""
+    """Copy every Markdown file to the same relative path, and add the generated pages."""
     shutil.rmtree(source, ignore_errors=True)
     for name in TEXTS:
         copy(ROOT / name, source / name)
@@ -166,7 +166,7 @@ def _lead_to_first_page(folder: Path, readme: Path, link: re.Match[str]) -> str:
 
 
 def find_linked(source: Path) -> Iterator[Path]:
-    """Yield the files that the texts link to but `collect` did not copy, such as code."""
+    """Yield files, such as code, that copied pages link to but that were not copied."""
     for text in sorted(source.rglob("*.md")):
         for link in _LINK.findall(text.read_text(encoding="utf-8")):
             place = (text.parent / unquote(link.partition("#")[0])).resolve()

@@ -1,8 +1,8 @@
 """Compile the two libraries for a dry run: g++, the headers of torch, no CUDA.
 
-The build compiles the host code and the binding of csrc/ and of the toolkit. It does not compile
-kernels, but one entry for each kernel, with the sizes of its tile and the check of its arguments.
-Launches do nothing.
+The build compiles the host code and the binding of csrc/ and of the toolkit. Instead of each
+kernel, it compiles an entry with the kernel's tile sizes and the check of its arguments. Launches
+do nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.targets.archs import Arch
 
 FLAGS: Final = ("-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-w", "-fpermissive")
-# CPU tensors pass as GPU tensors: the number of the GPU's device type is replaced by the CPU's.
+# Macros that let the binding accept CPU tensors as GPU tensors: the device type cuda becomes cpu.
 AS_ON_GPU: Final = (
     "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
     "-Daoti_torch_create_device_guard=dry_run_create_device_guard",

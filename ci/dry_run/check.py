@@ -53,7 +53,7 @@ def find_archs(reference: Reference) -> tuple[Arch, ...]:
 
 
 def describe(reference: Reference) -> str:
-    """Return the name of a recording."""
+    """Return the GPU, the compiler and the date of a recording."""
     drivers = sorted({one.driver for one in reference.fingerprints} - {""})
     compiled = f"driver {drivers[0]}" if drivers else f"CUDA {reference.toolkit}"
     return f"{reference.gpu}, {compiled}, recorded {reference.recorded}"

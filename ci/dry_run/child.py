@@ -1,6 +1,6 @@
 """Run all selftest cases on CPU tensors as on a GPU, and print a line of JSON for each.
 
-The process uses a package of build.py; DRY_RUN_* variables describe the GPU.
+The process imports the package that build.py made; DRY_RUN_* variables describe the GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def use_kernels_of_gpus() -> Any:  # noqa: ANN401
 
 
 def hold_nothing(*_: object) -> None:
-    """Replace the function that keeps a mask's arrays alive for a stream: there are no streams."""
+    """Replace `DevicePlan.hold`, which keeps a mask's arrays alive for a CUDA stream."""
 
 
 def make_no_values(_seed: int, shape: tuple[int, ...], dtype: torch.dtype, **_: object) -> Tensor:

@@ -31,7 +31,7 @@ H200: Final = Setting("9.0", 132, 232448)
 
 
 class Recorded(NamedTuple):
-    """One case: the library's record, and the description of its inputs."""
+    """The plans that the library recorded for one case, and the description of its inputs."""
 
     plans: list[dict[str, Any]]
     inputs: dict[str, Any]
@@ -43,7 +43,7 @@ class Recorded(NamedTuple):
 
 
 def find_plans(setting: Setting, archs: Sequence[Arch]) -> dict[str, CasePlan]:
-    """Run each case as `run_dry` does, and return the plan of each by name."""
+    """Run each case in a temporary folder, and return the cases' plans by name."""
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
         recorded = run_dry(setting, archs, Path(name))
     return {case: one.plan for case, one in recorded.items()}
@@ -52,7 +52,7 @@ def find_plans(setting: Setting, archs: Sequence[Arch]) -> dict[str, CasePlan]:
 def run_dry(
     setting: Setting, archs: Sequence[Arch], folder: Path, csrc: Path = SOURCES
 ) -> dict[str, Recorded]:
-    """Run each case, and return the record of each by name.
+    """Run each case, and return what was recorded for each, by name.
 
     Args:
         setting: The GPU.

@@ -60,13 +60,13 @@ print(f"{platform.machine()}: {len(found)} kernels as declared; without a driver
 
 @dataclass(frozen=True)
 class Root:
-    """A Debian for another CPU, only unpacked; an emulator runs its Python."""
+    """An unpacked Debian for another CPU, whose Python runs in an emulator."""
 
     folder: Path
     emulator: str
 
     def python(self, *words: str, places: tuple[Path, ...]) -> subprocess.CompletedProcess[str]:
-        """Run the Python of this Debian with some folders on sys.path."""
+        """Run the Python of this Debian with `places` on sys.path."""
         python = self.folder / "usr" / "bin" / f"python{PYTHON}"
         command = [self.emulator, "-L", str(self.folder), str(python), *words]
         environ = {
@@ -88,7 +88,7 @@ class Root:
 
 
 def make_root(folder: Path, target: Target) -> Root:
-    """Unpack the packages once, without running their programs."""
+    """Unpack the Debian packages once, without running their install scripts."""
     root = Root(folder, target.emulator[0])
     with make_once(folder) as missing:
         if missing:
@@ -127,7 +127,7 @@ class WheelTest:
         shutil.unpack_archive(one.path, folder, "zip")
 
     def steps(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        """Return the steps without torch, by name."""
+        """Yield the name and the function of each step that needs no torch."""
         yield "library", self.try_library
         numbers = sorted({str(arch.device) for arch in self.one.embedded}, key=float)
         yield "doctor --gpu", partial(self.try_gpus, numbers)

@@ -1,9 +1,9 @@
-"""Install a wheel on a bare Debian with pip, uv and conda, and ask its doctor: `nox -s root_test`.
+"""Install a wheel on a bare Debian with pip, uv and conda, and run its doctor: `nox -s root_test`.
 
 mmdebstrap makes a Debian root with its own glibc and Python, and nothing from this machine. All
-packages come from a local index on this machine, in which the wheel has its version without a
-label. The test deletes everything at its end. `toolkit/make/container/smoke_test.py` tests the
-oldest glibc, in a container.
+packages come from a local index on this machine, where the wheel's version has no label such as
+`+cu130.all`. The test deletes everything at its end. `toolkit/make/container/smoke_test.py` tests
+the oldest glibc, in a container.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Root:
         return self.run(self.python, "-c", code).strip()
 
     def run(self, *words: str, network: bool = False, fine: Sequence[int] = (0,)) -> str:
-        """Run a program in the system, with /proc; with this machine's network only on request."""
+        """Run a program in the system with /proc, and with the network if `network` is True."""
         apart = ["unshare", "--pid", "--fork", *([] if network else ["--net"])]
         inside = [*apart, f"--root={self.path}", "--wd=/", "--mount-proc"]
         environ = {"PATH": "/usr/bin:/bin", "HOME": "/root"}
@@ -125,7 +125,7 @@ def write_pypi(folder: Path, one: Artefact, torch: str, python: str) -> None:
 
 
 def try_clients(one: Artefact, root: Root, url: str, checks: str) -> None:
-    """Install with pip, and then with uv, by name alone; uninstalling must leave nothing.
+    """Install by name alone, with pip and then with uv; uninstalling must leave no file.
 
     Raises:
         InstallError: A result is wrong.

@@ -37,7 +37,7 @@ DROPPED: Final = "py.typed"  # a file that the next version no longer has
 MACHINES: Final = (*GPUS, *MIXED)
 DRIVER: Final = "580"
 OLDER_DRIVER: Final = "535"  # a driver that cannot load CUDA 13
-# The upgrade steps: an index, and the number of the version to install from it.
+# The upgrade steps: an index, and the version to install from it: 0 for this one, 1 for the next.
 UPGRADES: Final = (
     *(("labelled", number) for number in (0, 1, 0)),
     *(("plain", number) for number in (0, 1, 0)),
@@ -246,7 +246,7 @@ class ClientTests:
         return f"{found}; select for {gpu}: {chosen}"
 
     def _download(self, machine: str) -> str:
-        """Return the file that the client downloads from the default index on another machine."""
+        """Return the file that the client downloads from the default index for another CPU."""
         folder = self._work / f"{self.client}-{machine}"
         index = dict.fromkeys(("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), f"{self.url}{DEFAULT}/")
         if self.client == "pip":
@@ -263,7 +263,7 @@ class ClientTests:
         return names[next(folder.glob("*.dist-info")).name]
 
     def _try_refused(self, machine: str, driver: str, said: dict[str, Any]) -> str:
-        """Check that doctor refuses every set that select refused; used if select names no set."""
+        """Check that doctor refuses every set for the reasons that select gave."""
         for candidate in said["candidates"]:
             one, environment = self.by_set[candidate["name"]], self._fresh()
             environment.install(f"flash_dist=={one.version}", index=f"{self.url}{one.set_name}/")
@@ -273,7 +273,7 @@ class ClientTests:
 
 
 def _words_for(version: Version, passed: Sequence[Version]) -> list[str]:
-    """Return what a user types to replace the last installed version by `version`."""
+    """Return the install arguments that replace the last version by `version`."""
     if passed and version.local == passed[-1].local and version > passed[-1]:
         return ["--upgrade", PROJECT]
     # pip keeps a labelled version if the same version without a label is requested.

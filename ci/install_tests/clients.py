@@ -1,4 +1,4 @@
-"""pip and uv in a fresh environment for each install, and a file server for them."""
+"""Run pip and uv, each in a fresh environment, and serve files to them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Environment:
         return found
 
     def require_sound(self, wheel: Path, record: Path) -> None:
-        """Run `verify` and `doctor` of the installed wheel; load an old record, save a new one."""
+        """Run `verify` and `doctor` of the wheel; load the last doctor record, save a new one."""
         program = (str(self.folder / "bin" / "flash-dist"),)
         self.run(*program, "verify", str(wheel))
         checks = ("--only", "install,build")
@@ -152,7 +152,7 @@ def call(
 def call_openly(
     command: Sequence[str], environ: Mapping[str, str], *, fine: Sequence[int] = (0,)
 ) -> str:
-    """Run a command in exactly this environment, outside the source tree."""
+    """Run a command with exactly these environment variables, outside the source tree."""
     done = subprocess.run(
         command, env=environ, cwd=tempfile.gettempdir(), capture_output=True, text=True, check=False
     )

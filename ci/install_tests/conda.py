@@ -131,7 +131,7 @@ class CondaTests:
         return self._require_refusal([PROJECT], "", "", "__cuda >=")
 
     def try_set(self, one: Artefact) -> str:
-        """Request one set on every GPU: it must be installed exactly where it fits."""
+        """Request one set on every GPU; the solver must refuse it exactly for GPUs without code."""
         cuda = max(CUDA, oldest_cuda(one.manifest), key=parse_version)
         fitting = [gpu for gpu in GPUS if is_served(one.embedded, Device.parse(gpu))]
         for gpu in GPUS:
@@ -191,7 +191,7 @@ class CondaTests:
         return next(iter((*picks, *fitting)), None)
 
     def _every_gpu(self) -> str:
-        """Return the GPUs that any set here serves; a client without __cuda_arch gets this list."""
+        """Return the GPUs that at least one set serves, to ask doctor about."""
         served = {arch for one in self.members for arch in one.embedded}
         return ",".join(gpu for gpu in GPUS if is_served(served, Device.parse(gpu)))
 

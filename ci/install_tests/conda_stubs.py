@@ -1,4 +1,4 @@
-"""Stubs of flash-dist's dependencies: `nox -s install_test` reaches no real channel.
+"""Stubs of flash-dist's dependencies, so that `nox -s install_test` needs no real channel.
 
 The stubs contain only `bin/python`, which starts another Python with the packages of the prefix.
 They are never published.
@@ -41,12 +41,12 @@ def write_stubs(
 
     Args:
         channel: The folder.
-        recipes: Packages with dependencies.
+        recipes: The packages whose dependencies need stubs.
         python: The Python that the stub starts.
         running: The version of that Python.
 
     Returns:
-        Names and versions.
+        `NAME VERSION` of each stub.
     """
     depends = {one for recipe in recipes for one in recipe.depends if not one.startswith("__")}
     versions = {name: _oldest(rest) for name, _, rest in (one.partition(" ") for one in depends)}

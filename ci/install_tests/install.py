@@ -42,11 +42,11 @@ class Stage:
     artefacts: tuple[Artefact, ...]
     url: str  # address of the served index
     work: Path  # an empty folder
-    download: int | None = None  # bytes that a test of torch may download
+    download: int | None = None  # most bytes that a test of torch may download
 
 
 class ChannelTests(Protocol):
-    """Interface of a module that tests another channel."""
+    """Interface of a module that tests a channel other than pip and uv."""
 
     def results(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Result]:
         """Run all tests in an empty folder; a test that cannot run becomes a result, too."""
@@ -58,7 +58,7 @@ def try_client(client: str, stage: Stage) -> Iterator[Result]:
 
 
 def try_channel(row: Row, stage: Stage) -> Iterator[Result]:
-    """Test another channel with its module."""
+    """Test a channel with the module that its row names."""
     tests = cast("ChannelTests", importlib.import_module(row.install_test))
     return tests.results(stage.artefacts, stage.work)
 

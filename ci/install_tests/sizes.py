@@ -65,7 +65,7 @@ class Row:
 
 
 def measure(artefacts: Sequence[Artefact], work: Path, runs: int) -> list[Row]:
-    """Install the wheels, and import them alternately: other load affects all equally."""
+    """Install the wheels, and import them alternately, so that other load affects all equally."""
     environments: dict[Artefact, Environment] = {}
     for one in filter(runs_here, artefacts):
         environments[one] = environment = Environment("uv", work / one.set_name, "")

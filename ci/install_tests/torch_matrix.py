@@ -36,7 +36,7 @@ STREAM: Final = "aoti_torch_get_current_cuda_stream"
 CPU_CALL: Final = Path(__file__).with_name("cpu_call.py").read_text(encoding="utf-8")
 
 # The lookup with ctypes searches the binding and the libraries that
-# the binding needs, as the linker does.
+# the binding needs, as the dynamic linker does.
 PROBE: Final = f"""{CPU_CALL}
 import ctypes, json, sysconfig
 print(json.dumps({{
@@ -52,7 +52,7 @@ print(json.dumps({{
 
 @dataclass(frozen=True)
 class Pair:
-    """A torch and a Python: `2.15` and `3.13`, or `3.14t` without the GIL."""
+    """Versions of torch and Python: `2.15` and `3.13`, or `3.14t` without the GIL."""
 
     torch: str
     python: str
@@ -63,7 +63,7 @@ class Pair:
 
     @property
     def requirement(self) -> str:
-        """The requirement for pip. For a CPU wheel, the requirement names a build without CUDA."""
+        """The requirement for torch, which names a build without CUDA if `cpu` is True."""
         return f"torch=={self.torch}.0{CPU}" if self.cpu else f"torch=={self.torch}.*"
 
 
@@ -112,7 +112,7 @@ class Matrix:
     """Environments for one torch, used one after the other, and uv's cache of its packages."""
 
     work: Path
-    most: int | None = None  # bytes to download
+    most: int | None = None  # most bytes that a pair may download; None for any number
 
     def try_pair(self, pair: Pair, one: Artefact) -> str:
         """Install the wheel, import it and call its operator."""

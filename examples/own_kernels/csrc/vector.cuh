@@ -1,4 +1,4 @@
-// 16 bytes of a tensor: the most that one instruction of a thread loads or stores.
+// 16 bytes of a tensor, which a thread loads or stores with one instruction.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,7 +1,7 @@
 """RMS norm and SiLU-and-multiply as CUDA kernels.
 
-Importing this needs neither torch nor a GPU, so that `python -m own_kernels doctor` starts on a
-broken install.
+Importing this package needs neither torch nor a GPU, so that `python -m own_kernels doctor` starts
+on a broken install.
 """
 
 from __future__ import annotations

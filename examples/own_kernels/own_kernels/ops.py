@@ -1,6 +1,6 @@
 """The operators `torch.ops.own_kernels`.
 
-Importing this loads `_C.so`, which declares the operators and has their GPU kernels. This
+Importing this module loads `_C.so`, which declares the operators and has their GPU kernels. The
 module adds the formulas for the CPU, the shapes for torch.compile and the gradients.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
-Context = Any  # of torch.autograd
+Context = Any  # torch.autograd.function.FunctionCtx
 
 EXTENSION = Path(__file__).with_name("_C.so")
 if not EXTENSION.is_file():
@@ -70,7 +70,7 @@ def silu_mul_fake(a: Tensor, _b: Tensor) -> Tensor:
 
 
 def rms_norm_save(ctx: Context, inputs: tuple[Tensor, Tensor, float], output: Pair) -> None:
-    """Save what the backward needs. rstd, the second output, has no gradient."""
+    """Save tensors for the backward. rstd, the second output, has no gradient."""
     x, weight, _ = inputs
     ctx.save_for_backward(x, weight, output[1])
     ctx.mark_non_differentiable(output[1])
@@ -83,13 +83,13 @@ def rms_norm_backward(ctx: Context, dout: Tensor, _: Tensor) -> tuple[Tensor, Te
 
 
 def refuse_backward(_ctx: Context, *_: Tensor) -> None:
-    """Refuse a gradient of the backward."""
+    """Refuse to differentiate the backward."""
     message = "rms_norm can be differentiated once: its backward has no gradient"
     raise NotImplementedError(message)
 
 
 def silu_mul_save(ctx: Context, inputs: Pair, output: Tensor) -> None:  # noqa: ARG001
-    """Save what the backward needs."""
+    """Save tensors for the backward."""
     ctx.save_for_backward(*inputs)
 
 

@@ -47,7 +47,7 @@ class RmsNormCase(Case):
         return {"out": out.detach(), "dx": dx, "dweight": dweight}
 
     def exact(self, inputs: tuple[torch.Tensor, ...]) -> Tensors:
-        """Compute the same in float64."""
+        """Return the results of `run`, computed in float64."""
         x, weight, dout = inputs
         x.requires_grad_()
         weight.requires_grad_()
@@ -64,7 +64,7 @@ class SiluMulCase(Case):
     count: int
 
     def make_inputs(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Return a, up to 8 so that SiLU saturates, and b."""
+        """Return a, with values up to 8 where SiLU saturates, and b."""
         dtype, shape = DTYPES[self.dtype], (self.count,)
         return (
             make_values(0, shape, dtype, device=device, scale=8.0),
@@ -72,11 +72,11 @@ class SiluMulCase(Case):
         )
 
     def run(self, inputs: tuple[torch.Tensor, ...]) -> Tensors:
-        """Run once."""
+        """Run the forward once."""
         return {"out": silu_mul(*inputs)}
 
     def exact(self, inputs: tuple[torch.Tensor, ...]) -> Tensors:
-        """Compute the same in float64."""
+        """Return the results of `run`, computed in float64."""
         a, b = inputs
         return {"out": torch.nn.functional.silu(a) * b}
 

@@ -74,7 +74,7 @@ def differentiate(
 
 
 def differentiate_exactly(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the same in float64, on the CPU."""
+    """Return out, dx and dweight, computed in float64 on the CPU."""
     x, weight, dout = (one.detach().cpu().double() for one in inputs)
     x.requires_grad_()
     weight.requires_grad_()
@@ -141,7 +141,7 @@ def test_rows_that_are_not_contiguous_are_copied(device: str) -> None:
     weight = make(512, dtype=torch.float16, device=device)[::2]
     x = wide[:, ::2]
     assert torch.equal(rms_norm(x, weight), rms_norm(x.contiguous(), weight.contiguous()))
-    expanded = torch.ones((), dtype=torch.float16, device=device).expand(6, 256)  # of sum()
+    expanded = torch.ones((), dtype=torch.float16, device=device).expand(6, 256)  # as from sum()
     inputs = x, weight, expanded
     for actual, exact in zip(differentiate(*inputs), differentiate_exactly(*inputs), strict=True):
         assert_close(actual, exact)
@@ -187,7 +187,7 @@ def test_it_runs_on_the_current_stream() -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(10_000_000)  # noqa: SLF001 - the copy below comes late
+        torch.cuda._sleep(10_000_000)  # noqa: SLF001 - delays the copy below
         late.copy_(x)
         out = rms_norm(late, weight)
     stream.synchronize()

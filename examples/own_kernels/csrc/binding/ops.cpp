@@ -15,7 +15,7 @@ namespace {
 
 using namespace own_kernels::binding;
 
-// fp32, one number for each row.
+// Allocates rstd: fp32, one value for each row.
 Tensor allocate_rstd(const Tensor& x) {
   const auto shape = x.sizes();
   return allocate({shape.begin(), shape.end() - 1}, aoti_torch_dtype_float32(),

@@ -6,10 +6,10 @@
 #include "native/report.h"
 #include "rms/params.h"
 
-// out and rstd.
+// Writes out and rstd.
 KERNEL_API int own_kernels_rms(const own_kernels::Call* call, const own_kernels::RmsParams* params);
 
-// dx and dweight [hidden]. allocate is called at most once.
+// Writes dx and dweight [hidden]. Calls allocate at most once.
 KERNEL_API int own_kernels_rms_bwd(const own_kernels::Call* call,
                                    const own_kernels::RmsBwdParams* params, void* dweight,
                                    own_kernels::Allocate allocate, void* context);

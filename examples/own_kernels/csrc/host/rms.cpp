@@ -32,7 +32,7 @@ void launch_on(const Call& call, const Loaded& kernel, const Params& p) {
   launch(call.device, kernel, &p, static_cast<cudaStream_t>(call.stream));
 }
 
-// Everything that determines the bits of dweight, for the plan that the selftest records.
+// Adds everything that determines the bits of dweight to the plan that the selftest records.
 void record_backward(const RmsBwdParams& p) {
   if (!is_recording()) return;
   std::ostringstream entry;
@@ -53,7 +53,7 @@ void run_backward(const Call& call, RmsBwdParams p, void* dweight, Allocate allo
   const DeviceScope scope(call.device);
   p.aligned = is_aligned(p.hidden, {p.dout, p.x, p.weight, p.dx});
   const Loaded kernel = find(call, Role::RMS_BWD, p);
-  // The number of blocks that run at a time, at most the number of rows.
+  // p.blocks is the number of blocks that run at a time, but at most the number of rows.
   const int most = device_info(call.device).sm_count * kernel.variant->entry->blocks_per_sm;
   p.blocks = static_cast<int>(std::min<int64_t>(p.rows, most));
   const int64_t bytes = int64_t{p.blocks} * p.hidden * static_cast<int64_t>(sizeof(float));

@@ -1,13 +1,13 @@
-// RMS norm, forward, on Hopper: the same bits as rms/fwd.cuh, with more bytes on the way.
+// RMS norm, forward, on Hopper: the same bits as rms/fwd.cuh, with more bytes in flight.
 //
-// A norm waits for memory. In the general kernel each thread waits for 16 bytes of x, so 16 to 24 KB
-// are on the way to a multiprocessor. Here one thread asks the copy engine for whole rows ahead of
-// time, so 64 KB are on the way.
+// A norm is bound by memory. In the general kernel each thread waits for 16 bytes of x, so 16 to 24
+// KB per multiprocessor are in flight. Here one thread requests whole rows from the TMA unit ahead
+// of time, so 64 KB are in flight.
 //
 // Grid      as many blocks as run at a time; block b has rows b, b + grid, ...
 // Block     HIDDEN / 8 threads, each with 8 columns of a row.
 // Shared    STAGES rows of x, and a barrier for each.
-// Pipeline  row i + STAGES is asked for once all threads have read row i.
+// Pipeline  the copy of row i + STAGES starts once all threads have read row i.
 #pragma once
 
 #include "native/entry.h"

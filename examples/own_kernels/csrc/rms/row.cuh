@@ -14,7 +14,7 @@ struct Columns {
   float values[WIDTH];
 };
 
-// Columns from `column` on; they are 0 from `hidden` on.
+// Loads WIDTH columns of a row from `column` on; columns from `hidden` on are 0.
 template <class T>
 __device__ __forceinline__ Columns load_columns(const T* row, int column, int hidden,
                                                 bool aligned) {
