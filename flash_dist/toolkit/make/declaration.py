@@ -82,7 +82,7 @@ TESTS_PLACE: Final = f"`tests` of [tool.{TABLE}.gates]"
 SOURCES_PLACE: Final = f"[[tool.{TABLE}.sources]]"
 EPOCH: Final = 1767225600  # 2026-01-01: for wheels whose table names no time
 
-# Flags that the build itself sets, or that need a missing link step.
+# Flags that the build itself sets, or that need a device link step, which the build lacks.
 _OWN_FLAG: Final = re.compile(
     r"--?(gpu-architecture|gpu-code|generate-code|arch|code|gencode)(=.*)?|--?arch=.*|-gencode.*"
     r"|-o|--output-file(=.*)?|-c|--compile|-(rdc|dc|dlto|lto)(=.*)?"
@@ -171,7 +171,7 @@ class Project:
 
     @property
     def own_targets(self) -> tuple[Arch, ...]:
-        """The chip and family targets that some kernels are exclusively for."""
+        """The SASS targets with a suffix that some files or families name in `targets`."""
         found = {arch for one in self.plain for arch in one.targets}
         for family in read_toml_file(self.table, self.table.name)["family"] if self.table else ():
             found.update(map(Arch.parse, family.get("targets", ())))
@@ -179,7 +179,7 @@ class Project:
 
     @property
     def spills_place(self) -> str:
-        """The place that lists the kernels allowed to spill, for messages."""
+        """The file or key that lists the kernels allowed to spill, for messages."""
         if isinstance(self.spills, tuple):
             return SPILLS_PLACE
         return f"`{self.spills.relative_to(self.root).as_posix()}`"
@@ -214,8 +214,8 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
         root: The folder of the file.
 
     Raises:
-        DeclarationError: A key is unknown or malformed, a file or target does not exist, or two
-            things have one name.
+        DeclarationError: A key is unknown or malformed, a file or target does not exist, or a name
+            is used twice.
     """
     own = _read_own(data, root)
     project = read_project(data)
@@ -368,7 +368,7 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
             message = f"`{name}` has the name of a role of the table of kernels, `{one.role}`"
             raise DeclarationError(message, hint="reports name kernels by their file: rename it")
     if (project.name, axes) != (NAME, AXES):
-        return  # a package that this process does not build
+        return  # Table has only the axes of the package that this process builds
     from .kernels.table import Table  # noqa: PLC0415 - needs a TOML reader
 
     try:
@@ -394,7 +394,7 @@ def _require_floor(archset: ArchSet, axes: Axes, oldest_gpu: str) -> None:
 
 
 def _require_content(project: Project) -> None:
-    """Check that there is something to compile, and that names are unique."""
+    """Check that there is a file to compile, and that names are unique."""
     if not (project.plain or project.table):
         message = f"{PLACE} names nothing to compile"
         hint = f'`[[tool.{TABLE}.sources]]` with `files = ["csrc/*.cu"]` names files of CUDA'

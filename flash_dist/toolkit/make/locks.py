@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 LOCKS: Final = ROOT / "ci" / "locks"
 OWN_LOCKS: Final = Path(__file__).resolve().with_name("locks")
-UNLOCKED, BESIDE = "torch", "beside_torch"  # group names
+UNLOCKED, BESIDE = "torch", "beside_torch"  # names of groups, see above
 MACHINES: Final = ("x86_64", "aarch64")
-OLDEST, NEWEST = (3, 10), (3, 14)  # Python
+OLDEST, NEWEST = (3, 10), (3, 14)  # Pythons whose wheels have hashes
 NOT_COVERED: Final = (
     f"hashes are locked for Python {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]} on Linux, "
     f"{' or '.join(MACHINES)}"
@@ -41,7 +41,7 @@ RENEW: Final = "`nox -s lock_requirements` locks all groups again"
 INDEX: Final = "https://pypi.org/simple"
 # Groups that need another Python than the other groups.
 PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}
-# Installed into a separate folder or machine: they need not agree with other groups.
+# Installed into a separate folder or machine: their versions need not agree with other groups.
 ALONE: Final = ("image_oldest", "nvcc", "nvcc_aarch64", "nvcc12", "ptxas12")
 _MARK: Final = "#: "  # prefix of each requirement that a file was made from
 
@@ -166,7 +166,7 @@ def _compile(
 
 
 def _write_package(package: Mapping[str, Any]) -> str:
-    """Write a package in the form for installers."""
+    """Write a package and its hashes as a line of a requirements file."""
     marker = f" ; {package['marker']}" if "marker" in package else ""
     wheels = [one for one in package.get("wheels", ()) if _is_ours(one["url"].rpartition("/")[2])]
     files = wheels or [package["sdist"]]

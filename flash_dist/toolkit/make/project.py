@@ -1,4 +1,4 @@
-"""The project to build: its place, its declaration, and the paths that its tools write.
+"""The project to build: its folder, its declaration, and the paths that its tools write.
 
 The toolkit is a folder of the package that it builds, or is installed by itself and builds the
 project in the current folder.
@@ -32,15 +32,15 @@ ROOT: Final = TOOLKIT.parents[1] if EMBEDDED else PROJECT_FOLDER or Path()
 
 
 def _find_package() -> Path:
-    """Return the folder of the sources that wheels hold."""
+    """Return the folder of the Python package that wheels contain."""
     places = (ROOT / NAME, ROOT / "src" / NAME)
     return TOOLKIT.parent if EMBEDDED else next(filter(Path.is_dir, places), places[0])
 
 
 PACKAGE: Final = _find_package()
 NATIVE: Final = TOOLKIT / "native"  # C++ of any kernel library
-MAKE: Final = str(__package__)  # import name of this folder
-# The part of the toolkit that builds wheels, and its own distribution; no wheel has it.
+MAKE: Final = str(__package__)  # import name of the package of this file
+# Files of the toolkit that build wheels, or its own distribution. No package's wheel has them.
 NOT_INSTALLED: Final = tuple(
     TOOLKIT / name
     for name in (
@@ -54,9 +54,10 @@ NOT_INSTALLED: Final = tuple(
     )
 )
 PYPROJECT: Final = ROOT / "pyproject.toml"
-GROUPS: Final = TOOLKIT / "pyproject.toml"  # with the requirements for building and publishing
+GROUPS: Final = TOOLKIT / "pyproject.toml"  # has the dependency groups for building and publishing
 README: Final = ROOT / "README.md"
-# In every wheel. Only in a package that contains the toolkit, it is a source file.
+# Every wheel contains these two files. They are source files only in a package with the toolkit;
+# for any other package, the build writes them.
 SETS_FILE: Final = PACKAGE / "archsets.json"
 PRODUCT_FILE: Final = PACKAGE / FILE_NAME
 BUILD_FOLDER: Final = f"{VARIABLES}BUILD_DIR"  # the variable with the folder of objects
@@ -86,7 +87,7 @@ def find_installed(package: Path, toolkit: Path | None = None) -> list[Path]:
 
 
 def list_below(*places: Path) -> Iterator[Path]:
-    """Yield the files among these places, and the files below the folders among them."""
+    """Yield the files in `places`, and all files below the folders in `places`."""
     for place in places:
         yield from (path for path in (place, *place.rglob("*")) if path.is_file())
 
@@ -96,8 +97,8 @@ def stage_toolkit(folder: Path) -> Path:
 
     Python imports it from there, without other packages of the original folder.
 
-    An isolated environment has another path each time, and objects depend on one path. Equal files
-    keep their time, so that compiled objects stay valid.
+    Objects depend on the toolkit's path, and every isolated environment has another path. Equal
+    files keep their time, so that compiled objects stay valid.
     """
     staged = folder / "toolkit" / FOLDER
     for path in sorted(TOOLKIT.rglob("*")):
@@ -162,7 +163,7 @@ def read_pyproject(path: Path = PYPROJECT) -> dict[str, Any]:
 
 
 def load_groups(*, own: bool = True) -> dict[str, Any]:
-    """Return the dependency groups of the toolkit, and the project's `own` groups."""
+    """Return the dependency groups of the toolkit, and with `own` those of the project."""
     files = (GROUPS, PYPROJECT) if own else (GROUPS,)
     found: dict[str, Any] = {}
     for path in files:
@@ -192,7 +193,7 @@ def load_requirements(group: str, path: Path = GROUPS) -> list[str]:
 
 
 def report_path(label: str) -> Path:
-    """Return the file for setup.py's counts of kernels and objects, which end the log."""
+    """Return the file with a build's counts of kernels and objects, which end the log."""
     return build_folder() / "reports" / f"{label}.txt"
 
 
@@ -202,4 +203,4 @@ def read_report(label: str, folder: Path | None = None) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-ARCHSETS: Final[Source] = SETS_FILE if EMBEDDED else load_project().sets  # of the project
+ARCHSETS: Final[Source] = SETS_FILE if EMBEDDED else load_project().sets  # the project's arch sets

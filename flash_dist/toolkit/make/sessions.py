@@ -78,7 +78,7 @@ def install(session: nox.Session, *groups: str) -> None:
 
 
 def _read_groups(session: nox.Session, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the requirements of groups that the project may have."""
+    """Return the requirements of groups in the project's pyproject.toml."""
     try:
         return nox.project.dependency_groups({_KEY: GROUPS}, *names)
     except (LookupError, TypeError, ValueError) as error:
@@ -111,7 +111,7 @@ def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) 
 
 
 def see_torch(session: nox.Session) -> None:
-    """Make the packages beside torch in nox's Python visible to a session.
+    """Let a session import torch, and the packages beside it, from nox's Python.
 
     Write a .pth file, because packages of a virtual environment are invisible to other
     environments. System packages need no such file.
@@ -125,7 +125,7 @@ def see_torch(session: nox.Session) -> None:
 
 
 def built_wheels() -> list[str]:
-    """Return the wheels of all sets in dist/; a wheel of the toolkit itself is for any machine."""
+    """Return the wheels of all sets in dist/, without pure ones such as the toolkit's wheel."""
     found = (ROOT / "dist").glob("*/*.whl")
     return sorted(str(path) for path in found if not path.name.endswith(PURE))
 
@@ -146,7 +146,7 @@ def require_wheels(session: nox.Session, *names: str) -> None:
 
 
 def set_names(session: nox.Session) -> list[str]:
-    """Return the arguments of a build that are sets."""
+    """Return the names of sets among the arguments of a build session."""
     return [arg for arg in session.posargs if arg != NATIVE]
 
 
@@ -178,7 +178,7 @@ def build_for(session: nox.Session, target: Target) -> None:
         return
     require_tools(target)
     names = set_names(session)
-    # This machine's CUDA_HOME has libraries for x86_64.
+    # This machine's CUDA_HOME has only libraries for x86_64, so install a toolkit for the target.
     environ = {**os.environ, **target.environ(), "CUDA_HOME": ""}
     cuda = run_preflight(session, *names, environ=environ)[0].toolkit
     install(session, "build", "audit")
@@ -285,7 +285,7 @@ def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) 
 
 
 def args_of(name: str, args: list[str]) -> list[str]:
-    """Return the arguments of a release for one of its channels: options and values."""
+    """Return those arguments of `nox -s release`, options and values, that a channel accepts."""
     taken = CHANNELS[name].options if name in CHANNELS else ()
     places = [args.index(option) for option in taken if option in args]
     return [word for place in places for word in args[place : place + 2]]

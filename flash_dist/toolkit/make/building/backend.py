@@ -68,7 +68,7 @@ def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
 
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
-    """Return the requirements of an editable wheel, which `uv lock` needs; refuse pip at once."""
+    """Return an editable wheel's requirements for `uv lock`; raise an error if pip asks."""
     if BY_PIP in os.environ:  # otherwise pip first downloads the dependencies, including torch
         build_editable("", config_settings)
     return load_requirements("backend")
@@ -179,10 +179,10 @@ def _build_finished(target: Path, *, labelled: bool) -> Path:
 
 
 def settle_environment() -> None:
-    """Set what the result depends on: time stamps, the build folder and the path of nvcc.
+    """Set the variables that the result depends on: time stamps, build folder and CUDA_HOME.
 
-    The isolated environment, with its nvcc, has another path every time. Objects depend on nvcc's
-    path, so nvcc is stored beside them.
+    pip makes an isolated environment at another path for every build. Objects depend on the path of
+    nvcc, so the build folder keeps one nvcc for them.
     """
     os.environ["SOURCE_DATE_EPOCH"] = load_project().epoch
     os.environ[BUILD_FOLDER] = str(_objects_folder())

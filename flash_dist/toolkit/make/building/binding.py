@@ -1,4 +1,4 @@
-"""Finds sources that use more than torch's stable ABI before anything is compiled.
+"""Finds, before anything is compiled, sources that use more than torch's stable ABI.
 
 The search skips comments and literals as a compiler does. It does not evaluate conditions: an
 include below `#if 0` counts.
@@ -53,7 +53,7 @@ class BindingError(KernelsError):
 
 @dataclass(frozen=True)
 class Mention:
-    """A name of interest, and its line."""
+    """A header or C++ name that a source uses, with its first line there."""
 
     name: str
     line: int
@@ -83,7 +83,7 @@ class Include(Mention):
 
 @dataclass
 class Code:
-    """Includes, uses and definitions of a file, each at its first place."""
+    """The headers, names and macros of a file; headers and names with their first line."""
 
     includes: dict[tuple[str, bool], Include] = field(default_factory=dict)
     names: dict[str, Mention] = field(default_factory=dict)  # types, and macros with arguments
@@ -178,7 +178,7 @@ def _find_header(one: Include, path: Path, include: Sequence[Path]) -> Path | No
 
 
 def _find_unstable(code: Code, path: Path, include: Sequence[Path]) -> list[Mention]:
-    """Return the uses outside of the stable ABI, in the order of lines."""
+    """Return the uses of anything outside of the stable ABI, sorted by line."""
     headers = [one for one in code.includes.values() if one.is_unstable]
     found: list[Mention] = [one for one in headers if not _find_header(one, path, include)]
     found += [one for name, one in code.names.items() if not _is_stable(name)]

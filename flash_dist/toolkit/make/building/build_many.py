@@ -71,7 +71,7 @@ class Builds:
 
 
 def name_build(sets: Sequence[ArchSet]) -> str:
-    """Return the command that builds sets: by name if they are published, else by list."""
+    """Return the command that builds sets: by name if published, else by their targets."""
     session, published = sets[0].session, load_archsets(ARCHSETS)
     if any(one.name not in published for one in sets):
         return f"{VARIABLE}='{sets[0]}' nox -s {session}"

@@ -50,7 +50,7 @@ def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
     target = dist_folder(archset)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as folder:
-        part = Path(folder) / target.name  # not in the folder of the wheels
+        part = Path(folder) / target.name  # renamed when the wheel is complete
         part.mkdir()
         shutil.move(wheel, part)
         shutil.rmtree(target, ignore_errors=True)
@@ -59,7 +59,7 @@ def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
 
 
 def arch_environ(archset: ArchSet, *, published: bool) -> dict[str, str]:
-    """Return the variables that tell setup.py what to build: a name, or a list."""
+    """Return the variables that tell setup.py which set to build: its name or its targets."""
     return {NAMED: archset.name if published else "", VARIABLE: "" if published else str(archset)}
 
 

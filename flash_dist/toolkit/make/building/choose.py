@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Describe targets of each set that lack kernels which other targets have."""
+        """A sentence for each set with targets that lack kernels of other targets."""
         return tuple(note for one in self.sets if (note := describe_lacking(one)))
 
 
@@ -58,7 +58,7 @@ def choose_sets(
         args: Names of published sets, and possibly `--skip-unsupported`.
         environ: Variables, with TORCH_CUDA_ARCH_LIST and the target CPU.
         published: The published sets by name.
-        toolkit: CUDA version that compiles the sets of its major. None: each set has its own.
+        toolkit: CUDA version that compiles all sets of its major; None: each set's own version.
     """
     skip = SKIP_UNSUPPORTED in args
     names = list(dict.fromkeys(arg for arg in args if arg != SKIP_UNSUPPORTED))
@@ -88,7 +88,7 @@ def same_major(one: str, other: str) -> bool:
 
 
 def _compiling(archset: ArchSet, toolkit: str | None) -> str:
-    """Return the toolkit that compiles a set; the set's own if the majors differ."""
+    """Return the CUDA version that compiles a set; the set's own if the majors differ."""
     if toolkit is None or not same_major(archset.toolkit, toolkit):
         return archset.toolkit
     return toolkit
@@ -133,7 +133,7 @@ def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
 
 
 def describe_lacking(archset: ArchSet) -> str:
-    """Say which targets of a set lack kernels that the project declares for other targets alone."""
+    """Name the targets of a set without some kernels, because these are for other targets only."""
     return describe_plain(archset, load_project().own_targets) if can_read_toml() else ""
 
 

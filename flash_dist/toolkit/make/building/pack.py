@@ -93,7 +93,7 @@ class BuildNative(build_ext):
             self.compile()
 
     def compile(self) -> None:
-        """Call CMake and describe its output."""
+        """Compile with CMake, and write the libraries, the manifest and the report."""
         toolchain = find_toolchain()
         headers = find_headers(build_folder() / HEADERS)
         print(headers, flush=True)
@@ -111,7 +111,7 @@ class BuildNative(build_ext):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         version = str(self.distribution.get_version())
-        manifest = make_manifest(build, options, package, version)  # package has build_py's modules
+        manifest = make_manifest(build, options, package, version)  # build_py has filled `package`
         (package / MANIFEST).write_text(manifest.to_text(), encoding="utf-8")
         for name, data in recordings_of(manifest).items():
             (package / name).write_bytes(data)
@@ -165,7 +165,7 @@ class SdistWithSources(sdist):
 
 
 def _list_sources() -> Iterator[str]:
-    """Yield the files that the table names, and the files of a clone or of unpacked sources."""
+    """Yield the files that [tool.kernels] names, files known to git, and files of an sdist."""
     if EMBEDDED:  # then MANIFEST.in lists everything
         return
     unpacked = [ROOT] if (ROOT / "PKG-INFO").is_file() else []
@@ -177,10 +177,10 @@ def _list_sources() -> Iterator[str]:
 
 
 def pack(*words: str, labelled: bool = True) -> Distribution:
-    """Run setuptools with these words of a command line.
+    """Run setuptools with arguments of a command line.
 
     Args:
-        words: Words of the command line.
+        words: The arguments, such as `bdist_wheel`.
         labelled: Add the label of the arch set to the version of a wheel.
 
     Temporary files are in a private staging folder: it holds no deleted module of an earlier build,
@@ -189,7 +189,7 @@ def pack(*words: str, labelled: bool = True) -> Distribution:
     with told_in_a_sentence():
         metadata = choose_metadata(sources="sdist" in words, labelled=labelled)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as staging, warnings.catch_warnings():
-        # bdist_wheel itself calls the deprecated function.
+        # bdist_wheel itself runs the command `install`, which is deprecated.
         warnings.filterwarnings("ignore", "setup.py install is deprecated")
         made: Distribution = setup(
             **metadata,
@@ -210,7 +210,7 @@ def pack(*words: str, labelled: bool = True) -> Distribution:
 
 
 def _find_modules() -> dict[str, Any]:
-    """Return `packages` for a project that does not set it: only the project's own package."""
+    """Return setuptools' settings for the project's own package, unless `packages` is set."""
     told = read_pyproject(PYPROJECT).get("tool", {}).get("setuptools", {})
     if "packages" in told:
         return {}

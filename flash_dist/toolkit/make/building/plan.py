@@ -173,7 +173,7 @@ def _absence(cuda: Cuda) -> str:
 
 
 def _driver_notes(cuda: Cuda, toolkit: str) -> tuple[str, ...]:
-    """Warn before the build if the driver here is too old for the result."""
+    """Return a warning if the driver here is too old for code of this toolkit."""
     if cuda.driver is None or driver_supports_toolkit(cuda.driver, toolkit):
         return ()
     needed = f"what is built with CUDA {toolkit} needs driver {toolkit_driver(toolkit)} or newer"

@@ -153,13 +153,13 @@ def require_metadata(tree: Path) -> str:
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
-    """Return the packed sources of this version, which are made from no wheel."""
+    """Return the sdist of this version; empty if it was not packed."""
     del artefacts
     path = dist / _file_name()
     return [Published(path)] if path.is_file() else []
 
 
-commands = no_commands  # built from source, without an index
+commands = no_commands  # users build the sdist, which no index has
 
 
 def pack_and_check() -> str:

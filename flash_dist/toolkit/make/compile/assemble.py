@@ -1,8 +1,9 @@
 """Assembles the PTX of a wheel offline for every GPU that might compile it at run time.
 
 The build itself never assembles PTX, so only this step predicts the registers and spills of the
-driver's compiler. PTX is assembled for its own number and for every newer published target without
-SASS in the build. For each target, only kernels with the shared-memory plan of its GPUs count.
+driver's compiler. PTX is assembled for the GPU of its own number and for every newer published
+target without SASS in the build. For each target, only kernels with the shared-memory plan of its
+GPUs count.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _compression(toolchain: Toolchain) -> str:
 
 
 def proof_of(arch: Arch) -> str:
-    """Return how far code of a target was proven on real hardware."""
+    """Return `native` or `jit` if code of a target has run on a GPU, else `assembled`."""
     return load_proofs(ARCHSETS).get(arch, "assembled")
 
 
@@ -146,10 +146,10 @@ def _kernel_records(build: NativeBuild) -> list[KernelRecord]:
 def _plain_records(
     build: NativeBuild, assembled: Mapping[str, list[Assembled]]
 ) -> Iterator[KernelRecord]:
-    """Yield a record for each kernel of a plain file and each of its targets.
+    """Yield a record for each kernel and target of each plain file.
 
-    Names and resources come from the compiled object. The source does not suffice: a template is
-    compiled in each file that uses the template.
+    Names and resources come from the compiled object, because a source may also instantiate kernel
+    templates of headers.
     """
     spilled = {(one.symbol, one.target): one.spill_bytes for one in build.resources}
     for file, compiled in build.plain:

@@ -2,8 +2,8 @@
 
 nox -s build_cost [-- LOG ...]
 
-The logs are `.ninja_log` of the build folders. Minutes are of a single compiler: with N jobs a
-build takes an Nth of the sum. Offline assembly of PTX, linking and packing are not included.
+The logs are `.ninja_log` of the build folders. Minutes are those of one compiler process: with N
+jobs a build takes an Nth of the sum. Offline assembly of PTX, linking and packing are not included.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _OBJECT: Final = re.compile(
     r"CMakeFiles/(?P<target>(?:sm|compute)_\w+)\.dir/.*/(?P<stem>\w+)\.cu\.o"
 )
-# Suffixes of a family in a file name.
+# In a file name, the words and the head_dim after the family's name.
 _VARIANT: Final = re.compile(rf"_(?:{'|'.join(FLOORS)}|d[0-9])")
 _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 

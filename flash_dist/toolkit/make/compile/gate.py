@@ -28,7 +28,7 @@ _NO_MEMORY: Final = re.compile(
     re.MULTILINE,
 )
 
-# Errors of nvcc and g++ for a name that is a namespace and something else.
+# Errors of nvcc and g++ for a name of both a namespace and something else.
 _TWICE: Final = ("has already been declared in the current scope", "redeclared as different kind")
 _NAMESPACE: Final = re.compile(r"#define KERNEL_NAMESPACE (\w+)")
 
@@ -63,7 +63,7 @@ def ptxas_lines(text: str) -> list[str]:
 
 
 def explain_clash(text: str, product: Path = Path("generated/product.h")) -> list[str]:
-    """Return the remedy if a function or type has the name of the namespace.
+    """Return a hint if a function or type has the name of the namespace.
 
     Args:
         text: Output of a failed compiler.

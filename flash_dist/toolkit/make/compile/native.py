@@ -84,7 +84,7 @@ class NativeOptions:
     """The settings of a native build, passed to CMake."""
 
     archset: ArchSet
-    published: tuple[ArchSet, ...]  # for every CPU
+    published: tuple[ArchSet, ...]  # all published sets, for every CPU
     toolchain: Toolchain
     headers: TorchHeaders
     jobs: int
@@ -143,7 +143,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
 
 @cache
 def hold(lock: Path) -> None:
-    """Wait until no other build works in a folder; block other builds until this process ends."""
+    """Wait until no other build uses a folder; block other builds until this process ends."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -181,7 +181,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
     }
     if options.target:
         definitions |= options.target.definitions()
-    if os.environ.get("CXX"):  # nvcc would use g++ on PATH
+    if os.environ.get("CXX"):  # otherwise nvcc would use g++ on PATH
         definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
         definitions["CMAKE_CUDA_HOST_COMPILER"] = os.environ["CXX"]
     command = ["cmake", "-S", str(native), "-B", str(folder), "-G", "Ninja"]
@@ -351,7 +351,7 @@ def _read_generated(folder: Path, name: str) -> Any:  # noqa: ANN401 - JSON of t
 
 
 def _read_variants(folder: Path, target: Target | None) -> Iterable[dict[str, Any]]:
-    """Join the requested variants with the launch sizes, which only the library knows."""
+    """Yield the requested variants, joined with the launch sizes that the library reports."""
     declared = _read_generated(folder, "variants.json")
     built = {variant["symbol"]: variant for variant in ask(folder / PRODUCT.library, target)}
     for variant in declared:
@@ -374,7 +374,7 @@ def ask(path: Path, target: Target | None) -> list[dict[str, Any]]:
 
 
 def ask_library(path: Path) -> list[dict[str, Any]]:
-    """Ask a library of this CPU."""
+    """Ask a library for this CPU for its variants."""
     library = ctypes.CDLL(str(path))
     ask = getattr(library, ASKED)
     ask.argtypes, ask.restype = [ctypes.c_char_p, ctypes.c_int64], ctypes.c_int64

@@ -1,4 +1,4 @@
-"""Lists the parts of the libraries that others wrote: linked statically, or from headers.
+"""Lists the third-party components in the libraries: linked statically, or from headers.
 
 Other libraries, such as libstdc++.so and torch, are loaded from the user's machine and not shipped.
 """
@@ -23,7 +23,7 @@ GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
 
 
 class Packages(NamedTuple):
-    """PyPI names of the packages with the parts of one CUDA major."""
+    """PyPI names of the packages with NVIDIA's components, for one CUDA major."""
 
     runtime: str
     crt: str
@@ -33,7 +33,7 @@ class Packages(NamedTuple):
 CUDA_13: Final = Packages("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-nvvm")
 CUDA_12: Final = Packages("nvidia-cuda-runtime-cu12", *["nvidia-cuda-nvcc-cu12"] * 2)
 
-# Names of the parts in version.json of NVIDIA's installer.
+# Keys of the components in version.json of NVIDIA's installer.
 _INSTALLED: Final = {
     CUDA_13.runtime: ("cuda_cudart",),
     CUDA_13.crt: ("cuda_crt", "cuda_nvcc"),
@@ -44,7 +44,7 @@ _INSTALLED: Final = {
 
 
 def find_parts(folder: Path, toolchain: Toolchain, headers: TorchHeaders) -> tuple[Part, ...]:
-    """Return the parts of a build.
+    """Return the third-party components in the libraries of a build.
 
     Args:
         folder: The build folder of CMake.
@@ -85,8 +85,8 @@ def find_cudart(folder: Path) -> Path:
 def package_version(toolchain: Toolchain, package: str) -> str:
     """Return a toolkit package's version, as recorded by pip or NVIDIA's installer.
 
-    Without a record, a program gets nvcc's version. The runtime then gets only the release, because
-    its full version is unknown.
+    Without a record, return nvcc's version for a compiler package. For the runtime, return only the
+    CUDA release, because its full version is unknown.
     """
     name = package.replace("-", "_")
     for place in (toolchain.home / INFOS, toolchain.home.parents[1]):

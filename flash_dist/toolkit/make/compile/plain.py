@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _KNOWN: Final = "plain.json"
 _DIGITS: Final = 8
-NINJA: Final = (1, 13)  # first ninja that uses a job server; not with `-j`
+NINJA: Final = (1, 13)  # first ninja that uses a job server, unless `-j` is given
 NVCC: Final = (13, 0)  # first nvcc with --jobserver
 _DEPTH: Final = "CMAKE_BUILD_PARALLEL_LEVEL"  # ninja reads `-j` from this variable
 
@@ -126,9 +126,9 @@ def serve_jobs(jobs: int) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(dir=_folder()) as folder:
         path = Path(folder) / "jobs"
         os.mkfifo(path)
-        pipe = os.open(path, os.O_RDWR)  # an open descriptor keeps the tokens in it
+        pipe = os.open(path, os.O_RDWR)  # an open descriptor keeps the tokens in the pipe
         try:
-            os.write(pipe, b"+" * (jobs - 1))  # every program has one job without asking
+            os.write(pipe, b"+" * (jobs - 1))  # the first job of a program needs no token
             flags = f" -j{jobs} --jobserver-auth=fifo:{path}"
             kept = {name: value for name, value in os.environ.items() if name != _DEPTH}
             yield {**kept, "MAKEFLAGS": flags}
@@ -139,4 +139,4 @@ def serve_jobs(jobs: int) -> Iterator[dict[str, str]]:
 def _folder() -> str:
     """Return a temporary folder whose path has no blank: flags are split at blanks."""
     named = tempfile.gettempdir()
-    return "/tmp" if named.split() != [named] else named  # noqa: S108 - a folder of its own in it
+    return "/tmp" if named.split() != [named] else named  # noqa: S108 - the caller makes a folder in it

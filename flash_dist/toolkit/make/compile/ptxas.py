@@ -12,7 +12,8 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
 _PROPERTIES = re.compile(r"Function properties for (\S+)")
 _USED = re.compile(r"Used (\d+) registers")
 _SMEM = re.compile(r"(\d+) bytes smem")
-# Notes C7510 to C7520: wgmma was serialised, or ptxas added a missing fence. Worse than spills.
+# Notes such as C7510 and C7520: ptxas serialised wgmma, or added a missing fence. Both cost more
+# than spills.
 _REFUSED = re.compile(r"\(C75[12]\d\)")
 
 
@@ -28,7 +29,7 @@ class KernelResources:
     static_smem: int = 0
 
     def to_json(self) -> dict[str, object]:
-        """Return the numbers as plain data."""
+        """Return the resources as plain data."""
         return asdict(self)
 
 
@@ -36,7 +37,7 @@ def parse_ptxas(text: str) -> list[KernelResources]:
     """Read the kernels in the output of one or several parallel ptxas runs.
 
     Lines of parallel runs may be mixed: the line of a stack frame counts for the first kernel of
-    that name that has no frame yet. Functions that were not inlined have frames of their own.
+    that name that has no frame yet. Frames of functions that were not inlined are ignored.
     """
     kernels: list[KernelResources] = []
     no_frame: defaultdict[str, deque[int]] = defaultdict(deque)

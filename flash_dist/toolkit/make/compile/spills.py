@@ -1,4 +1,4 @@
-"""Finds the kernels of a build that spill registers and are no exception of the project.
+"""Finds the kernels of a build that spill registers although no exception allows it.
 
 After compilation, all such kernels are reported at once, by their names in the source.
 """
@@ -110,7 +110,7 @@ def _describe(symbol: str, spills: Mapping[str, int], may: int) -> str:
 
 
 def _read(line: str) -> str:
-    """Write the names of kernels in a line as in the source."""
+    """Replace the mangled names in a line by the names in the source."""
     return _MANGLED.sub(lambda found: _name(found[0]), line.strip())
 
 

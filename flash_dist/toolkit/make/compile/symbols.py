@@ -5,8 +5,8 @@ instantiated for a kernel is a weak symbol, and a static variable inside the tem
 symbol. If two targets shared a symbol, the linker would keep one, and the wrong variant would be
 launched or configured silently. So the target must be part of every such name.
 
-No two files of a library may define one function. Only compiled objects tell: a name depends on
-macros, conditions, namespaces, templates and the types of arguments.
+No two files of a library may define one function. Only compiled objects show this: a name depends
+on macros, conditions, namespaces, templates and the types of arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ STRONG = frozenset("TDBR")  # kinds of symbols that a library may have only once
 _MOST_SHOWN = 3
 # Part of the name of nvcc's host function for a kernel. The kernel's name follows it.
 _STUB = "__device_stub_"
-# Mangled names. A kernel's config and target are template arguments; its own name is plain C.
+# Parts of mangled names. A kernel's config and target are template arguments; its own name is a C
+# name.
 _CONFIG, _TARGET, _KERNEL = "Config", "TargetI", SYMBOLS
 
 

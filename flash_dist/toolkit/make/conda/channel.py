@@ -57,7 +57,7 @@ def commands(address: str) -> Iterator[Command]:
 @command
 def main() -> int:
     """Run the command and return its exit status."""
-    from .pack import write_channel  # noqa: PLC0415 - only this needs the packer
+    from .pack import write_channel  # noqa: PLC0415 - only this function needs the packer
 
     parser = argparse.ArgumentParser(prog="nox -s conda --", description=__doc__.split("\n")[0])
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")

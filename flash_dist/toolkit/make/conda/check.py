@@ -33,7 +33,7 @@ _CHANGED: Final = (f".dist-info/{INSTALLER}", ".dist-info/RECORD")  # files that
 
 
 def recipe_of(one: Artefact) -> Recipe:
-    """Return the conda metadata of a wheel, by the table of arch sets."""
+    """Derive the conda metadata of a wheel from the table of arch sets."""
     machine = one.manifest.arch_set.machine
     sets = {k: own for k, own in load_archsets(ARCHSETS).items() if own.machine == machine}
     return make_recipe(one, sets, pick_for(PICK, ARCHSETS, machine))

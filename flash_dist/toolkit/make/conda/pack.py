@@ -115,7 +115,7 @@ def stage_wheel(one: Artefact, stage: Path) -> list[Path]:
         target = site / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
-        target.chmod(0o644)  # independent of the umask: the package stores it
+        target.chmod(0o644)  # the package stores the mode, which must not depend on the umask
     licenses = [site / name for name in files if name.startswith(f"{info}/licenses/")]
     if not licenses:
         message = f"`{one.file_name}` holds no licence to put into a conda package"

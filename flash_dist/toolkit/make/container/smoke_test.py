@@ -56,7 +56,7 @@ def ask(code: str) -> str:
 
 
 def expected(toolkit: str) -> dict[str, bool]:
-    """Return compute capabilities, each with whether doctor must find code for it."""
+    """Return compute capabilities; the value is True if doctor must find code for it."""
     targets = json.loads(ask(TARGETS.format(toolkit=toolkit)))
     served = {f"{number // 10}.{number % 10}": True for number, _ in targets}
     oldest = min(number for number, _ in targets)

@@ -1,4 +1,4 @@
-"""Copies the files for a build elsewhere: the project's files, and a toolkit beside the project.
+"""Copies the project and the toolkit into a tree, for a build outside of the source folder.
 
 The files of a clone are the tracked files, and new files that are not ignored. The files of any
 other folder are all files except hidden ones, `build/`, `dist/` and virtual environments.
@@ -25,7 +25,7 @@ from ..project import (
     load_project,
 )
 
-# Place of the toolkit in a tree, unless a package has it as a folder.
+# Path of the toolkit in a tree: in the package if the package contains it, else below build/.
 PLACE: Final = TOOLKIT.relative_to(ROOT) if EMBEDDED else Path("build") / "toolkit" / FOLDER
 _COMPILED: Final = (".so", ".pyc", ".pyo")
 
@@ -41,7 +41,7 @@ def copy_project(tree: Path) -> None:
 
 
 def add_toolkit(tree: Path) -> None:
-    """Put the running toolkit into a tree, unless it is a folder of the package."""
+    """Copy the running toolkit into a tree, unless the package contains it."""
     if not EMBEDDED:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(TOOLKIT, tree / PLACE, ignore=ignored, dirs_exist_ok=True)

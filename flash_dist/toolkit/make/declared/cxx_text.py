@@ -62,7 +62,7 @@ def find_c_kernels(text: str) -> Iterator[str]:
 
 
 def _without_directives(code: str) -> Iterator[str]:
-    """Yield the lines that every compilation sees."""
+    """Yield the lines of code outside of conditional blocks, without directives."""
     depth = 0
     for line in code.splitlines():
         directive = _DIRECTIVE.match(line)
@@ -107,7 +107,7 @@ def _without_attributes(code: str) -> str:
 
 
 def _end_of(code: str, start: int, opening: str, closing: str) -> int:
-    """Return the place after the bracket that closes the bracket opened before `start`."""
+    """Return the position after the bracket that closes the one opened before `start`."""
     depth = 1
     for place in range(start, len(code)):
         depth += (code[place] == opening) - (code[place] == closing)

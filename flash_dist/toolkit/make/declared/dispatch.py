@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 PLACE: Final = f"[tool.{TABLE}.dispatch]"
 
-# Keys of records besides the axes (`Variant.to_json`, the manifest).
+# Keys of a kernel's record besides the axes, so no axis may have these names (`Variant.to_json`,
+# the manifest).
 _RESERVED: Final = frozenset({
     "assembled_for", "dynamic_smem", "family", "proof", "registers", "role", "source",
     "spill_bytes", "stack_bytes", "static_smem", "symbol", "target", "threads",
 })  # fmt: skip
-_MOST_SIZE: Final = 999_999  # six digits, the maximum for readers of symbols
+_MOST_SIZE: Final = 999_999  # six digits: readers of symbols accept no more
 _MOST_CONSTANT: Final = 2**31 - 1
 _NEEDED: Final = ("name", "header", "config", "kernel", "params", "launch", "rows")
 
@@ -112,7 +113,7 @@ def read_table(path: Path, axes: Axes, root: Path, include: Iterable[Path]) -> t
         family = {**defaults, **_require_family(one, where, words, defaults)}
         told = f"family `{family['name']}` of {where}"
         _require_family_words(family, words, told)
-        if "own_headers" not in data:  # own_headers may write the header
+        if "own_headers" not in data:  # otherwise the module `own_headers` may write the header
             _require_header(family["header"], folders, told, root)
         read_targets(family.get("targets", ()), f"`targets` of {told}")
         roles[family.get("role", family["name"])] = None
@@ -186,7 +187,7 @@ def _require_header(name: str, folders: Collection[Path], told: str, root: Path)
 def _list_kernels(
     family: Mapping[str, Any], axes: Axes, plans: Collection[int], told: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield name, words and numbers of each kernel of a family."""
+    """Yield the family's name, words, sizes and plan of each kernel of a family."""
     every = [family[axis.name] for axis in axes.of("equal")]
     for number, row in enumerate(family["rows"], 1):
         where = f"row {number} of {told}"
@@ -202,7 +203,7 @@ def _list_kernels(
 
 
 def _read_row(row: Mapping[str, Any], axes: Axes, where: str) -> Iterator[tuple[str, int]]:
-    """Yield the numbers of a row; check the numbers of the axis `last`, too."""
+    """Yield the names and values of a row; also check the constants of the axis `last`."""
     numbers = dict(row)
     last = numbers.pop(axes.last, {}) if axes.last else {}
     if not isinstance(last, dict):

@@ -43,7 +43,7 @@ def find_paths(
         suffixes: Allowed suffixes of the files; `FOLDERS` for folders.
 
     Raises:
-        DeclarationError: A name or pattern matches nothing, or something of another kind.
+        DeclarationError: A name or pattern matches nothing, or a path of another kind.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
@@ -105,7 +105,7 @@ def _leave_out(path: Path, root: Path) -> bool:
 def _is_environment(folder: Path) -> bool:
     try:
         return (folder / _VENV).is_file()
-    except OSError:  # it may not be readable
+    except OSError:  # the folder may not be readable
         return False
 
 

@@ -101,7 +101,7 @@ def _may_define(path: Path, name: str) -> bool:
     """Tell if the text of a module may define a name."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # reported when it is imported
+    except (OSError, SyntaxError, ValueError, RecursionError):  # Python reports it on import
         return True
     return any(_binds(node, name) for node in ast.walk(tree))
 
@@ -127,7 +127,7 @@ class _Import(NamedTuple):
 
 
 def find_import(wanted: str, package: Path, module: str = "__init__") -> Place | None:
-    """Return the place where importing a module imports another package; None if there is none.
+    """Return the line that imports the package `wanted` when `module` is imported; None if none.
 
     Imports in functions, below `if TYPE_CHECKING:` and in a `try:` that may fail do not count.
     """
@@ -156,7 +156,7 @@ def _find_modules(package: Path, names: list[str]) -> Iterator[Path]:
 def _read_imports(path: Path, package: Path) -> Iterator[_Import]:
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # reported when it is imported
+    except (OSError, SyntaxError, ValueError, RecursionError):  # Python reports it on import
         return
     inside = path.relative_to(package.parent).with_suffix("").parts[:-1]
     for node in _walk(tree.body):

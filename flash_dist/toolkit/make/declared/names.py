@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 DISTRIBUTION: Final = "fatwheel"  # name of the toolkit's own distribution
-COPY: Final = "_toolkit"  # the toolkit in a package that was built with it
+COPY: Final = "_toolkit"  # folder with the toolkit's copy in wheels
 
 _PROJECT: Final = re.compile("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-# Names that a package cannot have. Errors describe a name by its key.
+# Names that a package cannot have, by a description for errors.
 _TAKEN: Final = {
     "a word of C++": """
         alignas alignof and and_eq asm assert auto bitand bitor bool break case catch char char16_t
@@ -50,7 +50,7 @@ _TAKEN: Final = {
 
 
 def find_owner(name: str) -> str:
-    """Describe what else already has a name; return an empty text if nothing has it."""
+    """Describe another owner of a name; return an empty text if the name is free."""
     if name in sys.stdlib_module_names or keyword.iskeyword(name):
         return "a word or module of Python"
     return next((owner for owner, names in _TAKEN.items() if name in names.split()), "")

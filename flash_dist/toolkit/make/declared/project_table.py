@@ -131,10 +131,10 @@ def read_dependencies(told: Iterable[str]) -> Iterator[str]:
 
 
 def _find_problem(text: str) -> str:
-    """Describe what is wrong with a requirement; return an empty text if nothing is."""
+    """Describe what is wrong with a requirement; return an empty text if it is valid."""
     try:
         from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415
-    except ImportError:  # not installed when the build backend checks the machine
+    except ImportError:  # `packaging` is absent when the build backend checks the machine
         return ""
     try:
         Requirement(text)

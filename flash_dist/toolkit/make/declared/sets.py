@@ -45,7 +45,7 @@ def read_sets(own: Mapping[str, Any], root: Path) -> Path | Mapping[str, Any]:
     """Return the sets of a table: a file, or the equivalent content.
 
     Raises:
-        DeclarationError: A set cannot be compiled, or two sets get wheels of one version.
+        DeclarationError: A set cannot be compiled, or two sets get wheels of the same version.
     """
     told = own.get("sets", {})
     if isinstance(told, str):

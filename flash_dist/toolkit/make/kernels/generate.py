@@ -78,7 +78,7 @@ def render_product() -> str:
 
 
 def render_names() -> str:
-    """Write the names for host code alone: changing them recompiles no kernel."""
+    """Write the names that only host code includes: changing them recompiles no kernel."""
     return f"""#pragma once
 
 #define KERNEL_C(name) {SYMBOLS}##name  // a function of the C interface
@@ -94,7 +94,7 @@ def render_exports() -> str:
 
 
 def render_plans(table: Table) -> str:
-    """Write tile constants: one struct per family, head_dim and plan."""
+    """Write the shared-memory plans, and the tile constants: one struct per row of a family."""
     lines = [
         "#pragma once",
         "",
@@ -112,7 +112,7 @@ def render_plans(table: Table) -> str:
 
 
 def render_own_plans(table: Table, header: str) -> str:
-    """Write tile constants of the families with a header of their own."""
+    """Write the tile constants of the families whose `plans` names this header."""
     lines = ["#pragma once", "", f"namespace {NAMESPACE} {{", *_plan_structs(table, header)]
     return "\n".join([*lines, "", f"}}  // namespace {NAMESPACE}", ""])
 
@@ -132,7 +132,7 @@ def _plan_structs(table: Table, header: str) -> Iterator[str]:
 
 
 def render_roles(table: Table) -> str:
-    """Write the names of roles, families and axes, once for all of the host code."""
+    """Write the roles, families, axes and fallbacks of the kernels for the host code."""
     lines = ["#pragma once", "", f"namespace {NAMESPACE} {{"]
     for kind, names in (("Role", table.roles), ("Family", table.names)):
         function = f"{kind.lower()}_name"
@@ -151,7 +151,7 @@ def render_roles(table: Table) -> str:
 
 
 def _axes() -> Iterator[str]:
-    """Write the axes of a key by number: words first, each with its values, then sizes."""
+    """Write constants for the axes of a kernel's key, and the words of each word axis."""
     words = AXES.of("equal")
     yield from ("", f"constexpr int WORD_AXES = {len(words)};")
     yield f"constexpr int KEY_AXES = {len(AXES.key)};"

@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _A100: Final = 80
-_SM: Final = re.compile("Sm[0-9]+")  # in the names of types
+_SM: Final = re.compile("Sm[0-9]+")  # in type names such as FwdSm90Config
 PLANS: Final = "plans.h"
 KEPT: Final = "kept_for"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A choice of a tile: the sizes that it serves, and its shared-memory plan."""
+    """A tile: the sizes that it serves, its shared-memory plan and its constants."""
 
     sizes: tuple[int, ...]
     plan: int
     constants: tuple[tuple[str, int], ...]
-    kept_for: int = 0  # number of a target that keeps this row beside a larger plan
+    kept_for: int = 0  # number of the target that gets this row although a larger plan fits
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -60,11 +60,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Family:
-    """Kernels that share one template: one way to serve a role, for some words such as dtypes.
+    """Kernels of one template, which serve a role for some words such as dtypes.
 
     Several families may serve a role. A family with `targets` is only for these targets, where this
     family precedes the general family. The general family is the fallback: it serves a call if
-    `refuses`, a function of the header, rejects the arguments, or if shared memory is short.
+    `refuses`, a function in the header, rejects the arguments, or if shared memory is short.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Family:
     params: str
     launch: str
     rows: tuple[Row, ...]
-    words: tuple[tuple[str, ...], ...]  # one word of each axis with rule `equal`
+    words: tuple[tuple[str, ...], ...]  # each with one word of each axis with rule `equal`
     role: str = ""  # "" means the name
     targets: frozenset[Arch] = frozenset()  # empty: all
     refuses: str = ""
@@ -122,7 +122,8 @@ class Family:
     def rows_for(self, sizes: Sequence[int]) -> tuple[Row, ...]:
         """Return the rows whose first size is in `sizes`; the smallest rows if all rows are larger.
 
-        A family whose rows have several different sizes (MLA) has no such smallest rows.
+        If all rows are larger, return none for a family with `targets`, or with rows of unequal
+        sizes (MLA).
         """
         if not sizes:
             return self.rows
@@ -139,10 +140,10 @@ class Family:
 
 
 def split_last(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a [[family]] table, and another table for its rows with the axis `last`.
+    """Yield a [[family]] table, and a second table for its rows that have a key named `AXES.last`.
 
-    In a row, the key with the axis's name holds the constants that differ. The names of types
-    contain that name: `FwdScoredSm90Config`.
+    That key holds the constants that differ in the second table. There, type names contain the name
+    of the axis: `FwdScoredSm90Config`.
     """
     rows = [{**row} for row in data["rows"]]
     changes = [row.pop(AXES.last, None) for row in rows]
@@ -165,7 +166,7 @@ class Table:
     smem_plans: dict[int, int]
     families: tuple[Family, ...]
     fallbacks: Fallbacks
-    own_headers: Path | None = None  # a module whose `headers()` returns texts by name
+    own_headers: Path | None = None  # a module whose `headers()` returns headers by file name
     every_plan: bool = False  # also build the plans of smaller GPUs
 
     @classmethod
@@ -219,7 +220,7 @@ class Table:
         return tuple(dict.fromkeys(family.name for family in self.families))
 
     def only(self, sizes: Sequence[int], words: Collection[str]) -> Table:
-        """Return the part that a debug build compiles; everything if nothing is named."""
+        """Return the part of these sizes and words, for a debug build; empty arguments keep all."""
         families = (
             replace(
                 family,
@@ -231,7 +232,7 @@ class Table:
         return replace(self, families=tuple(families))
 
     def variants(self, target: Arch) -> list[Variant]:
-        """Return every kernel of a target: its words, and the plans that its devices need.
+        """Return a target's variant of every kernel, with the plans that its devices need.
 
         PTX also runs on newer devices. So PTX from 8.0 on has the plans of an A100, whatever its
         own number.
@@ -300,14 +301,14 @@ class Variant:
     def source(self) -> str:
         """Path of the variant's source file, relative to the output folder.
 
-        A file becomes one image, which is compressed as a whole: kernels of a family are alike.
-        A word that is part of another word gets a separate file: in one file, nvcc would generate
-        other code from the same templates.
+        Kernels of a family are alike and share a file: it becomes one image, which is compressed as
+        a whole. Kernels with a word that is part of another word get a separate file: in one file,
+        nvcc would generate other code from the same templates.
         """
         apart = [word for word in self.words if AXES.words[word].part_of]
         sizes = [AXES.spell_sizes(self.row.sizes)] if apart else []
         stem = "_".join([self.family.name, *apart, *sizes])
-        if self.target.ptx:  # the driver compiles a whole PTX module on first use
+        if self.target.ptx:  # one kernel per file: the driver compiles a whole PTX module
             stem = self.symbol.removeprefix(SYMBOLS)
         return f"targets/{self.target}/{stem}.cu"
 

@@ -1,7 +1,7 @@
 """Publication channels beside the wheels themselves: one row each, in the order of a release.
 
 To add one, write a module with the interface of `make/wheels/channel.py`, and a row here. Its
-session, the index and its page, manifest.json, SHA256SUMS, the statements and install_test follow
+session, the index and its page, manifest.json, SHA256SUMS, the provenance and install_test follow
 from the row. A module is loaded on first use: its requirements are missing where `nox -l` runs.
 """
 
@@ -31,12 +31,12 @@ class Row:
     module: str
     summary: str  # for `nox -l`
     groups: tuple[str, ...]  # dependency groups of its session
-    packed: tuple[str, ...] = ()  # groups whose packages it packs; argument 1 is their folder
+    packed: tuple[str, ...] = ()  # groups whose packages it packs, from the folder in argument 1
     files: str = ""  # pattern of its files in dist/; empty: it writes a folder
     released: bool = True  # part of a release; otherwise only a session
     linked: bool = False  # the index copies its folder, and the landing page links to it
     options: tuple[str, ...] = ()  # options of `release` that it accepts
-    partial: tuple[str, ...] = ()  # its arguments if only some sets were built
+    partial: tuple[str, ...] = ()  # arguments of its session if only some sets were built
     install_test: str = ""  # module of its install test
 
     def load(self) -> Channel:
@@ -94,7 +94,7 @@ CHANNELS: Final = {
                 f"Build dist/toolkit/{DISTRIBUTION}-X.whl, the toolkit by itself, for others.",
                 groups=("build", "sdist"),
             )
-            for _ in range(EMBEDDED)  # only an embedded toolkit: other projects have it installed
+            for _ in range(EMBEDDED)  # other projects have the toolkit installed
         ),
         Row(
             "variants",

@@ -41,7 +41,7 @@ FOLDER: Final = "hub"
 METADATA: Final = "metadata.json"
 VERSION: Final = 1  # version of the kernel's interface for its users: `get_kernel(.., version=1)`
 
-# Where the sources name operators. Equal strings elsewhere are texts.
+# The package's name where sources name operators; elsewhere it is part of a text.
 _OPERATORS: Final = re.compile(rf"(?<=\bops\.){NAME}\b|{NAME}(?=::)|(?<=Library\(\"){NAME}(?=\")")
 
 _SHORTEST: Final = 4  # fewest characters of a package name: limits the digits of the digest
@@ -134,7 +134,7 @@ class Variant:
                     yield self._own(rest), self._rename(rest, wheel.read(name))
 
     def _rename(self, name: str, data: bytes) -> bytes:
-        """Return a file with this copy's names."""
+        """Return the content of a file with this copy's names."""
         if name in {KERNELS, BINDING}:
             names = [KERNELS] if HAS_DISPATCHER else []
             names += [NAME] if name == BINDING else []
@@ -191,7 +191,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     """Return the metadata of the repositories; empty if none was written.
 
     Raises:
-        ArtefactError: A repository differs from what its wheel gives.
+        ArtefactError: A repository differs from the one that its wheel determines.
     """
     found = []
     for artefact in artefacts:
@@ -206,7 +206,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     return found
 
 
-commands = no_commands  # a folder is loaded by its path
+commands = no_commands  # no command: `kernels` loads a folder by its path
 
 
 def write(artefact: Artefact, folder: Path) -> None:

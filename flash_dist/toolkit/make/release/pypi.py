@@ -54,11 +54,11 @@ def make_plain(one: Artefact, more: Mapping[str, bytes] = MappingProxyType({})) 
 def make_version(
     one: Artefact, manifest: Manifest, more: Mapping[str, bytes] = MappingProxyType({})
 ) -> bytes:
-    """Return a wheel under the version of another declaration; equal wheels give equal bytes.
+    """Return a wheel with the version of another manifest; equal wheels give equal bytes.
 
     Args:
         one: The wheel.
-        manifest: The declaration; files that it does not name are left out.
+        manifest: The new manifest; files that it does not list are left out.
         more: Files to add to the metadata.
     """
     from ..compile.sbom import make_sbom  # noqa: PLC0415 - `check` runs without these packages
@@ -93,7 +93,7 @@ def _store(archive: zipfile.ZipFile, name: str, data: bytes, like: zipfile.ZipIn
 
 
 def _folders(one: Artefact, manifest: Manifest) -> tuple[str, str]:
-    """Return the old and the new name of the metadata's folder."""
+    """Return the old and the new name of the folder `.dist-info`."""
     versions = (one.manifest.package_version, manifest.package_version)
     old, new = (f"{NAME}-{version}.dist-info" for version in versions)
     return old, new
@@ -136,7 +136,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
 
 
 def _is_plain(path: Path, one: Artefact) -> bool:
-    """Compare a plain wheel with its labelled wheel; `verify` checks its bill and RECORD."""
+    """Compare a plain wheel with its labelled wheel; `verify` checks SBOM and RECORD."""
     manifest = _declare_plain(one)
     old, new = _folders(one, manifest)
     changed = _change(one, manifest)

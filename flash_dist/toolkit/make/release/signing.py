@@ -81,7 +81,7 @@ def make_keys(folder: Path, expires: date) -> PublicKey:
     """Make a pair of keys in a folder, which is created if it is absent.
 
     Raises:
-        KeyFileError: The folder is unsafe, there is a key in it, or the last day is over.
+        KeyFileError: The folder is unsafe, there is a key in it, or the last day is in the past.
     """
     if expires < today():
         message = f"the last day of a key must be today or later, got {expires}"

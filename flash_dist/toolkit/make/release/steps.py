@@ -46,7 +46,7 @@ def walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], No
 
     Args:
         dist: Folder of the files that the steps make.
-        basis: Whatever all steps depend on, such as the commit.
+        basis: A text that all steps depend on, such as the commit.
         steps: All steps of the release.
         run: Runs one step. An error ends the release.
 
@@ -88,7 +88,7 @@ def _digest(data: object) -> str:
 
 
 def _read(dist: Path) -> dict[str, Any]:
-    """Return the recorded steps; none if there is no record that can be read."""
+    """Return the recorded steps; none if the record is absent or unreadable."""
     try:
         data: Mapping[str, Any] = json.loads((dist / RECORD).read_text(encoding="utf-8"))
         return dict(data["steps"]) if data["version"] == VERSION else {}

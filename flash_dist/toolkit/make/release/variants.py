@@ -60,7 +60,7 @@ def describe_variant(one: Artefact) -> dict[str, Any]:
 
 
 def _name_arch(arch: Arch) -> str:
-    """Return `90_real` for sm_90a: uv accepts no suffix for any GPU."""
+    """Return `90_real` for sm_90a: a target with a suffix matches no GPU in uv."""
     return f"{arch.number}_{'virtual' if arch.ptx else 'real'}"
 
 

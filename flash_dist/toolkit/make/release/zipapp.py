@@ -53,7 +53,7 @@ if sys.version_info < (3, 10):
 {_RUN}
 """
 METADATA: Final = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays, for its licences
+LEFT_OUT: Final = ("__pycache__", "bin")  # in the dependencies; metadata stays: it has licences
 
 
 def build_zipapp(dependencies: Path, out: Path) -> None:
@@ -91,7 +91,7 @@ def _collect_package() -> Iterator[tuple[str, bytes]]:
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
-    """Return the program, which is made from no wheel; empty if it was not written.
+    """Return the zip application; empty if it was not written.
 
     Raises:
         ArtefactError: The program was built of other sources.

@@ -1,4 +1,4 @@
-"""Settings of pip and uv for indexes and folders of wheels, as far as a build can see them.
+"""Reads the settings of pip and uv for indexes and folders of wheels, from inside a build.
 
 An isolated build of pip hides pip's own environment: a separate process reads the settings and
 packages of that environment.

@@ -77,12 +77,12 @@ def target_machine(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def find_target(environ: Mapping[str, str] = os.environ) -> Target | None:
-    """Return the target of a build; None for CPUs like the compiling CPU."""
+    """Return the target CPU of a cross build; None if the build is for x86_64."""
     return TARGETS.get(target_machine(environ))
 
 
 def require_tools(target: Target, environ: Mapping[str, str] = os.environ) -> None:
-    """Check that the programs of Debian's packages exist."""
+    """Check that the cross compiler and the emulator are on PATH."""
     needed = (target.gxx, target.emulator[0])
     missing = [name for name in needed if shutil.which(name, path=environ.get("PATH")) is None]
     if missing:

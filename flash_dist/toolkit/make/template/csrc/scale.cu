@@ -4,7 +4,7 @@ namespace {
 
 constexpr int THREADS = 256;
 
-// A block owns THREADS consecutive numbers.
+// A block owns THREADS consecutive elements.
 __global__ void __launch_bounds__(THREADS)
     scale_kernel(const float* x, float* out, int64_t count, float factor) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;

@@ -16,8 +16,8 @@ def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
     """Return x * factor.
 
     Args:
-        x: Of any shape, float32; on a GPU contiguous.
-        factor: The number.
+        x: Any shape, float32; contiguous if on a GPU.
+        factor: Multiplies every element.
     """
     result: torch.Tensor = torch.ops.my_kernels.scale(x, factor)
     return result

@@ -18,7 +18,7 @@ FACTOR = 1.5
 
 @dataclass(frozen=True)
 class ScaleCase(Case):
-    """scale() of this many numbers."""
+    """scale() of a vector of `count` elements."""
 
     count: int
 
