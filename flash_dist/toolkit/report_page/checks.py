@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Json = Mapping[str, Any]
-Group = Sequence[tuple[int, Json]]  # places, and checks with equal results for several GPUs
+Group = Sequence[tuple[int, Json]]  # positions and checks, with equal results of several GPUs
 
-_SECONDS: Final = re.compile(r" \((\d+) s\)$")  # the number of seconds, the only difference
+_SECONDS: Final = re.compile(r" \((\d+) s\)$")  # at the end of a summary; ignored in the comparison
 
 
 def group_checks(checks: Sequence[Json]) -> list[Group]:
-    """Group equal results of several GPUs at the place of the first result."""
+    """Group equal results of several GPUs at the position of the first result."""
     groups: dict[tuple[object, ...], list[tuple[int, Json]]] = {}
     for place, check in enumerate(checks):
         key: tuple[object, ...] = (place,)
@@ -84,7 +84,7 @@ def show_check(group: Group) -> Markup:
 
 
 def _details(check: Json) -> Markup:
-    """Write the details; fold long details of a good result, which the tables repeat."""
+    """Write the details; fold several details of a good result, which the tables repeat."""
     details = check["details"]
     if not details:
         return Markup()

@@ -1,4 +1,4 @@
-"""Writes the report's facts on the machine: groups of names and values, with units and reasons."""
+"""Writes the report's facts about the machine: names and values in groups, units and reasons."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HEADS: Final = (
 
 
 def make_facts(environment: Mapping[str, Any]) -> Markup:
-    """Return the facts in groups; facts that belong to no group follow, unchanged."""
+    """Return the facts in groups; facts that belong to no group follow under 'Also'."""
     left = deepcopy(dict(environment))
     what_if = left.pop("what_if", False)
     machine = "Asked on" if what_if else "Machine"
@@ -57,7 +57,7 @@ def make_facts(environment: Mapping[str, Any]) -> Markup:
 
 
 def _leave_out_unasked(left: Json) -> None:
-    """Remove facts that were not examined because the GPUs are imagined."""
+    """Remove facts that were not examined because the GPUs are imaginary."""
     installed, files, loading = (left.get(name) or {} for name in ("installed", "files", "loading"))
     if not installed.get("build"):
         left.pop("installed", None)

@@ -123,7 +123,7 @@ def _verdict(data: Json, title: str, version: str, written: str) -> Markup:
 
 
 def _gist(data: Json, version: str) -> Iterator[str]:
-    """Name what was judged. A what-if has GPUs, but no torch, Python or system."""
+    """Yield the build, driver, GPUs and, unless it is a what-if, torch, Python and system."""
     environment = data["environment"]
     torch = environment["torch"]["version"]
     build = environment["installed"]["build"]

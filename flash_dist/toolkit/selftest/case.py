@@ -114,7 +114,7 @@ def _find_tensors(inputs: object) -> Iterator[torch.Tensor]:
 
 
 def _to_float64(inputs: Any) -> Any:  # noqa: ANN401
-    """Convert tensors of numbers; keep indices and masks."""
+    """Convert floating-point tensors to float64; keep indices and masks."""
     if isinstance(inputs, torch.Tensor):
         return inputs.double() if inputs.is_floating_point() else inputs
     if isinstance(inputs, dict):

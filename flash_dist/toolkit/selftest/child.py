@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
     Emit = Callable[[dict[str, Any]], None]
 
-ALONE = ExactValues()  # no other process uses it
+ALONE = ExactValues()  # values that no other process shares
 
 _NAN_BYTE = 0xFF  # NaN in float16, bfloat16 and float32
 _SETTLED = 2  # calls after which the sizes of a stream's free blocks repeat
-_OTHER_WORK = 4096  # rows and columns of a product that keeps the GPU busy for a while
+_OTHER_WORK = 4096  # rows and columns of a matrix product that keeps the GPU busy
 
 
 class DirtyMemory:
-    """The free blocks of torch's allocator, by stream, of one case that runs many times.
+    """Fills the free blocks of torch's allocator with NaN before each run of one case.
 
-    Asking the allocator takes milliseconds, so the sizes are cached once the case has settled.
+    Asking the allocator takes milliseconds, so each stream's sizes are cached once they repeat.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -59,7 +59,7 @@ class DirtyMemory:
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._calls: dict[int, int] = {}
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # blocks of other cases
+            torch.cuda.empty_cache()  # release the blocks of other cases
 
     def fill(self) -> None:
         """Fill the free blocks of the current stream.
@@ -174,7 +174,7 @@ def find_differences(first: Tensors, results: list[Tensors]) -> Iterator[tuple[i
 
 
 def start_other_work(device: torch.device) -> None:
-    """Let the GPU compute something else before and during the next run."""
+    """Start a large matrix product on the GPU, which overlaps with the next run."""
     if device.type == "cuda":
         other = torch.full((_OTHER_WORK, _OTHER_WORK), 0.5, dtype=torch.float16, device=device)
         other @ other

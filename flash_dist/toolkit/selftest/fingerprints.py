@@ -34,7 +34,7 @@ class Setting:
     """Properties of the machine that decide the bits."""
 
     compute_capability: str  # "9.0"; "cpu" for the reference path
-    sm_count: int  # visible to this process
+    sm_count: int  # multiprocessors visible to this process
     smem_limit: int  # bytes per block available to the dispatcher
 
 
@@ -43,10 +43,10 @@ class Fingerprint:
     """The hashes of one case's results."""
 
     case: str
-    plan: str  # hash of the kernels chosen and the plan
+    plan: str  # hash of the chosen kernels and all other decisions
     code: str  # hash of these kernels' code
     driver: str  # release, if the driver compiled the code; else empty
-    digests: Mapping[str, str]  # hashes of out, lse, dq, dk, dv; of dsinks and dbias, if any
+    digests: Mapping[str, str]  # hash of each result by name, such as out, lse and dq
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -63,7 +63,7 @@ class Reference:
     """The recorded fingerprints of one GPU."""
 
     gpu: str
-    recorded: str  # date
+    recorded: str  # date of the recording
     setting: Setting
     kernels: Mapping[str, str]  # code hash by name
     fingerprints: tuple[Fingerprint, ...]
@@ -95,7 +95,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the fingerprints of one GPU compare with recorded ones."""
+    """The result of comparing one GPU's fingerprints with recorded ones."""
 
     cases: int
     compared: int = 0
@@ -167,7 +167,7 @@ def is_compiled_by_driver(symbols: Iterable[str]) -> bool:
 
 
 def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
-    """Return one hash of several kernels' code; empty if the code of a kernel is unknown."""
+    """Return one hash of several kernels' code; `-` stands for unknown code of a kernel."""
     text = "".join(f"{symbol} {kernels.get(symbol, '-')}\n" for symbol in symbols)
     return hash_bytes(text.encode())
 
@@ -201,7 +201,7 @@ def _find_nearest(references: Iterable[Reference], setting: Setting) -> str:
 def compare_prints(
     theirs: Iterable[Fingerprint], own: Iterable[Fingerprint]
 ) -> tuple[int, tuple[Mismatch, ...]]:
-    """Return how many fingerprints of one setting must be equal, and those of them that differ."""
+    """Return how many fingerprints of one setting must be equal, and the cases that differ."""
     known = {one.case: one for one in theirs}
     pairs = [
         (his, one) for one in own if (his := known.get(one.case)) is not None and one.key == his.key

@@ -56,7 +56,7 @@ class Odd:
     case: str
     tensor: str
     agreeing: int  # number of (rank, round) pairs with the most common bits
-    certain: bool  # whether these pairs are a majority
+    certain: bool  # whether no other bits are as common
 
 
 def compare_members(members: Iterable[Member]) -> tuple[CheckResult, ...]:
@@ -79,7 +79,7 @@ def compare_members(members: Iterable[Member]) -> tuple[CheckResult, ...]:
 
 
 def _groups(members: Iterable[Member]) -> Iterator[list[tuple[Member, Fingerprint]]]:
-    """Group fingerprints that must be equal."""
+    """Yield groups of fingerprints that must be equal, each with its rank and round."""
     groups: defaultdict[tuple[object, ...], list[tuple[Member, Fingerprint]]] = defaultdict(list)
     for member in members:
         for one in member.fingerprints:

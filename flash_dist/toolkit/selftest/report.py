@@ -90,7 +90,7 @@ class SelftestReport:
     cases: int  # completed runs
     findings: tuple[CaseFinding, ...] = ()
     loaded: tuple[RanVariant, ...] = ()
-    selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None: not asked for
+    selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None: no dispatcher was asked
     roles: tuple[str, ...] = ()  # of the kernels that ran
     imported: bool = True  # whether the compiled parts were loaded
     seconds: float = 0.0

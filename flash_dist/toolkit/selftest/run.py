@@ -66,7 +66,7 @@ def make_command(device: str, runs: int, child: Sequence[str] = CHILD) -> list[s
 
 
 def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
-    """Turn the child's report, and how the child ended, into a report."""
+    """Turn the events and the ending of the child process into a report."""
     events: defaultdict[str, list[Event]] = defaultdict(list)
     for event in outcome.events:
         events[str(event.get("event"))].append(event)

@@ -342,7 +342,7 @@ def driver_fix(
 
 
 def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[Situation]:
-    """Return the GPUs that a build serves with some driver, without variables if necessary."""
+    """Return the GPUs that a build serves with some driver; if none, ignore `jit` and retry."""
     for policy in (jit, ALLOWED):
         alone = [Situation(device, jit=policy) for device in devices]
         able = [one for one in alone if judge_device(build, one)]

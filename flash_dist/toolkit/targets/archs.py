@@ -225,11 +225,11 @@ def own_targets(archsets: Iterable[ArchSet]) -> tuple[Arch, ...]:
 
 
 def describe_plain(archset: ArchSet, own: Iterable[Arch]) -> str:
-    """Name targets of a set that lack the kernels of their GPU's own target; empty if none.
+    """Name plain targets of a set that lack kernels of a target with suffix; empty if none.
 
     Args:
         archset: The set to build.
-        own: Targets that some kernels are exclusively for.
+        own: Targets with a suffix, each with kernels for this target only.
     """
     plain = [
         (replace(one, suffix=""), one)

@@ -47,14 +47,14 @@ class KernelKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A variant's place in its family."""
+    """The values of a variant's axes, which identify the variant in its family."""
 
     words: tuple[str, ...]
     sizes: tuple[int, ...]
     plan: int  # KB of shared memory; 0 needs no opt-in
 
 
-NOWHERE: Final = Place((), (), 0)  # place of a kernel without a table, which has no axes
+NOWHERE: Final = Place((), (), 0)  # for kernels of plain files, which have no axes
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class RunVerdict:
 
     @property
     def rank(self) -> int:
-        """Place in the order of preference: 0 is best."""
+        """Position in the order of preference: 0 is best."""
         return PREFERENCE.index(self.how)
 
 
@@ -258,7 +258,7 @@ def _judge_driver(arch: Arch, driver: Driver, origin: Origin) -> RunVerdict | No
 
 
 def driver_refusal(driver: Driver, origin: Origin) -> str | None:
-    """Say why this driver loads no image of this origin, SASS or PTX; None if it loads them."""
+    """Say why this driver loads no image of this origin; None if it loads such images."""
     if driver.is_newer_than_known:
         return None
     if origin.toolkit is not None and not driver_supports_toolkit(driver, origin.toolkit):

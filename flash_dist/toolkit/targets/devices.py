@@ -100,7 +100,7 @@ class Device:
 
     @property
     def known(self) -> bool:
-        """Tell if these tables have such a GPU."""
+        """Tell if the tables of this module list this compute capability."""
         return self.version in SMEM_OPTIN_KIB
 
     @property

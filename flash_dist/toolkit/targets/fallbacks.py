@@ -18,7 +18,7 @@ class Fallbacks:
 
     # For a role, the roles that serve its unsupported calls.
     stand_ins: Mapping[str, tuple[str, ...]] = field(hash=False)
-    leaves_half_filled: frozenset[str]  # families that leave calls below half of their first size
+    leaves_half_filled: frozenset[str]  # families that leave calls up to half of their first size
 
     @classmethod
     def infer(cls, roles: Mapping[str, str]) -> Fallbacks:

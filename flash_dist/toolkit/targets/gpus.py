@@ -25,8 +25,8 @@ class Chip:
     version: Version  # the compute capability
     smem_kib: int  # maximum shared memory of one block (opt-in)
     first: Version = OLDEST_TOOLKIT  # the first CUDA that compiles for it
-    until: Version | None = None  # the first CUDA that does not compile for it
-    dropped: Version | None = None  # the first CUDA whose drivers do not support it
+    until: Version | None = None  # the first CUDA that no longer compiles for it
+    dropped: Version | None = None  # the first CUDA whose drivers no longer support it
     family: tuple[Version, ...] = ()  # GPUs that run code for its family, suffix `f`
     products: str = ""  # product names
     integrated: bool = False  # Tegra class: code for discrete GPUs is not promised to run on it

@@ -1,4 +1,4 @@
-"""Needs of some GPUs: the oldest driver, and the targets to compile. Pure functions."""
+"""Find the oldest driver and the targets that given GPUs need. Pure functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def first_branch(serves: Callable[[Driver], bool]) -> int | None:
 def serve(
     archset: ArchSet, devices: Iterable[Device], driver: Driver | None = None
 ) -> list[str] | None:
-    """Say how a set serves each GPU; None if a GPU is certainly not served."""
+    """Return how a set serves each GPU; None unless it certainly serves every GPU."""
     origin = Origin(archset.toolkit, None, toolkit_compression(archset.toolkit))
     hows: list[str] = []
     for device in devices:

@@ -1,4 +1,4 @@
-"""Finds GPUs by common names: `RTX 3090`, `h200`, `sm_86`, and the names of drivers.
+"""Finds GPUs by common names: `RTX 3090`, `h200`, `sm_86`, and the names that drivers report.
 
 Source: NVIDIA's "CUDA GPU Compute Capability" pages, including that of legacy GPUs.
 """
@@ -21,7 +21,8 @@ _GLUED: Final = re.compile(
     r"^(?:nvidia|geforce|tesla)|(?:super|ti|laptop|mobile|maxq|sxm\d?|pcie)+$"
 )
 
-# The remaining words, joined. Each name has one row.
+# By compute capability, a pattern of product names: the remaining words, joined. Each product is in
+# one row.
 _PRODUCTS: Final[dict[str, str]] = {
     "3.5": r"k40[cmt]?|k20x?c?m?",
     "3.7": r"k80",
@@ -49,7 +50,7 @@ _PRODUCTS: Final[dict[str, str]] = {
     "12.0": r"rtx50[5-9]0(d(v2)?)?|rtxpro(500|[12345]000|4500|6000)(sff)?d?(blackwell)?",
     "12.1": r"(dgx)?spark|gb10",
 }
-_SEVERAL: Final = {  # one name, several GPUs
+_SEVERAL: Final = {  # names that several GPUs have
     f"rtx{number}": (f"Quadro RTX {number}", f"RTX {number} Ada")
     for number in (3000, 4000, 5000, 6000)
 }
@@ -101,7 +102,7 @@ def _find_product(name: str) -> Device | None:
 
 
 def _shorten(name: str) -> str:
-    """Join the words that identify a GPU: `rtx3090` of `NVIDIA GeForce RTX 3090 Ti`."""
+    """Join the words that identify a GPU: `rtx3090` for `NVIDIA GeForce RTX 3090 Ti`."""
     words = (word for word in re.split(r"[^a-z0-9]+", name) if not _NOISE.fullmatch(word))
     return _GLUED.sub("", "".join(words))
 

@@ -96,7 +96,7 @@ class Variant:
         origin: Origin = DEFAULT_ORIGIN,
         proof: str = "",
     ) -> Variant:
-        """Return the variant at a place of a family."""
+        """Return the variant of a family with these values of the axes."""
         key = KernelKey(axes.role_of(family), place.words, place.sizes)
         last = axes.comes_last(family)
         return cls(symbol, family, key, arch, place.plan, origin, proof, last)
@@ -123,7 +123,7 @@ class Build:
     told_fallbacks: Fallbacks | None = None  # None: its manifest does not state them
     axes: Axes = AXES
     oldest: Device = OLDEST  # the lowest compute capability that the kernels are for
-    index: str = PRODUCT.index  # of the package index with the releases
+    index: str = PRODUCT.index  # address of the package index with the releases
 
     def __hash__(self) -> int:
         """Hash few fields: a build is a cache key, and has a thousand variants."""
@@ -148,7 +148,7 @@ class Build:
 
     @property
     def own_targets(self) -> tuple[Arch, ...]:
-        """The targets with a suffix for which the package has kernels."""
+        """The SASS targets with a suffix in the published sets."""
         return own_targets(self.archsets)
 
     @property
@@ -158,7 +158,7 @@ class Build:
 
     @property
     def counts(self) -> str:
-        """Counts of its kernels: `117 kernels in 224 variants`, `8 kernels of 2 files`."""
+        """Counts of the build's kernels: `117 kernels in 224 variants`, `8 kernels of 2 files`."""
         plain = [one for one in self.variants if is_plain(one.key)]
         listed = [one for one in self.variants if not is_plain(one.key)]
         told = []
@@ -355,7 +355,7 @@ def _lacks_room(key: KernelKey, axes: Axes, device: Device) -> str:
 def _closeness(variant: Variant) -> tuple[int, int, bool, int, bool]:
     """Return the sort key of variants that run equally well: newest target, then suffix `a` or `f`.
 
-    Then come families for some targets, the largest plan, and variants that serve most calls.
+    Further criteria: families for some targets, the largest plan, variants without the axis `last`.
     """
     arch = variant.arch
     suffix = ("a", "f", "").index(arch.suffix)
@@ -402,7 +402,7 @@ def _refuse_driver(build: Build, situation: Situation) -> str:
 def _missing_words(build: Build, situation: Situation) -> tuple[str, ...]:
     """Return the words, such as dtypes, that this GPU supports but the build has no kernel for.
 
-    A word that is part of another returned word is omitted.
+    A word that is part of another word is omitted.
     """
     built = {word for variant in build.variants for word in variant.key.words}
     words = (word for word in build.axes.words.values() if not word.part_of)
@@ -421,7 +421,7 @@ def _floor_of_key(key: KernelKey, axes: Axes) -> Device:
 
 
 def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cause, str]:
-    """Find the one obstacle without which this kernel would run."""
+    """Find the first obstacle without which this kernel would run, and the reason for it."""
     lacking = JitPolicy(lacks_compiler=situation.jit.lacks_compiler)
     relaxed: tuple[tuple[Cause, Situation], ...] = (
         ("driver-too-old", replace(situation, driver=None)),

@@ -47,7 +47,7 @@ DEBIAN: Final = Download(
     "cd5fe85aee38d108b315f408a688641478f2402622a10c677478eb7a6c4e5319",
     87240108,
 )
-# Groups of pyproject.toml: two versions of one package, in separate folders below PARTS.
+# Groups of pyproject.toml: two versions of one package, in separate folders below `parts`.
 PACKAGES: Final = {"12.4": "nvcc12", "12.9": "ptxas12"}
 _LIBRARY: Final = "usr/lib/nvidia-cuda-toolkit"
 # Source and destination of files of the Debian package.
@@ -68,7 +68,7 @@ PATH += $(TOP)/nvvm/bin:$(_HERE_):
 INCLUDES += "-I$(TOP)/include"
 LIBRARIES =+ $(_SPACE_) "-L$(TOP)/lib64"
 """
-EMPTY_ARCHIVE: Final = b"!<arch>\n"  # nvcc always names libcudadevrt.a; our kernels launch none
+EMPTY_ARCHIVE: Final = b"!<arch>\n"  # libcudadevrt.a: nvcc always links it, no kernel uses it
 
 
 def assemble_toolkit(parts: Path, home: Path, package: Path) -> None:
@@ -148,7 +148,7 @@ def _download(download: Download, path: Path) -> None:
 
 
 def _try_download(url: str, path: Path) -> str:
-    """Return the error; empty on success."""
+    """Download a URL to a file; return the error, empty on success."""
     patience = Patience.of_file()
     try:
         with open_url(url, patience=patience) as response, path.open("wb") as file:

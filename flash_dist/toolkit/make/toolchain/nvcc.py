@@ -93,7 +93,7 @@ def home_variable(cuda: str) -> str:
 
 
 def complete_links(home: Path) -> None:
-    """Add the two names that nvcc.profile expects and the wheels of 13.x lack."""
+    """Add the links lib64 and libcudart.so, which the wheels of 13.x lack and nvcc needs."""
     names = {home / "lib64": "lib", home / "lib" / "libcudart.so": "libcudart.so.13"}
     for link, target in names.items():
         if not link.exists():
@@ -107,7 +107,7 @@ def keep_toolkit(home: Path, folder: Path) -> Path:
     """
     kept = folder / f"cuda-{tool_version(home, 'nvcc')}"
     infos = list(home.parents[1].glob("nvidia_*.dist-info"))
-    if infos and not (kept / INFOS).is_dir():  # kept by an older version, which did not copy them
+    if infos and not (kept / INFOS).is_dir():  # an older version of this function copied no records
         made_mark(kept).unlink(missing_ok=True)
     with make_once(kept) as missing:
         if missing:

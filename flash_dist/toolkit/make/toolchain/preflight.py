@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GIB = 1 << 30
-MIN_DISK = 3 * GIB  # toolkit 0.3, objects 0.2 per arch set, wheels; the rest is reserve
+MIN_DISK = 3 * GIB  # GiB: toolkit 0.3, objects 0.2 per arch set, wheels; the rest is reserve
 MIN_MEMORY = 2 * GIB
 MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: memory of cicc or ptxas for a large backward kernel
 MIN_GCC = 9  # the first with all of C++17
@@ -80,7 +80,7 @@ class Host:
     disk: int
     memory: int
     cores: int
-    folder: Path = Path()  # the folder whose disk counts
+    folder: Path = Path()  # the build folder, on the disk with `disk` free bytes
 
     @property
     def jobs(self) -> int:
@@ -111,7 +111,7 @@ def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
     """Describe this machine; unknown memory counts as enough for one job.
 
     Args:
-        environ: CXX, MAX_JOBS, and BUILD_FOLDER, whose disk counts: objects lie there.
+        environ: CXX, MAX_JOBS, and BUILD_FOLDER, which needs free space for objects.
         root: Folder with /proc and /sys.
     """
     memory = read_free_memory(root)
@@ -201,7 +201,7 @@ def _can_replace(cuda: str, wanted: str) -> bool:
 
 
 def _judge_own(cuda: str, wanted: str, gcc: Version, glibc: Version) -> tuple[str, ...]:
-    """Check the toolkit in CUDA_HOME against the table."""
+    """Check the toolkit in CUDA_HOME against `wanted` and TOOLKITS; return a note on it."""
     if not _can_replace(cuda, wanted):
         major = parse_version(wanted)[0]
         message = f"CUDA {wanted} or a newer {major} is needed, CUDA_HOME holds {cuda}"
@@ -238,7 +238,7 @@ def _gcc_version(gxx: str) -> Version | None:
 def _glibc_version() -> Version | None:
     try:
         text = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (ValueError, OSError):  # musl lacks the name
+    except (ValueError, OSError):  # musl does not know this name
         return None
     match = re.fullmatch(r"glibc (\d+)\.(\d+).*", text)
     return (int(match[1]), int(match[2])) if match else None

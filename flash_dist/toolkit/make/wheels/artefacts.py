@@ -130,7 +130,7 @@ def _embedded(path: Path) -> tuple[Arch, ...]:
 
 
 def newest_first(artefacts: Sequence[Artefact]) -> list[Artefact]:
-    """Return the wheels with the newest version first; equal versions in the order of size."""
+    """Return the wheels with the newest version first, and the smallest first of a version."""
     by_size = sorted(artefacts, key=lambda one: (one.size, one.file_name))
     return sorted(by_size, key=lambda one: one.version.release, reverse=True)
 

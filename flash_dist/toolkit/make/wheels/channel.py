@@ -22,17 +22,17 @@ class Published:
 
     path: Path
     wheel: Artefact | None = None  # the wheel whose files it contains
-    told: Mapping[str, Any] = field(default_factory=dict)  # manifest.json's data about its kind
+    told: Mapping[str, Any] = field(default_factory=dict)  # its other data in manifest.json
 
 
 def no_files(dist: Path, artefacts: Sequence[Artefact]) -> tuple[Published, ...]:
-    """Serve as `check` of a channel that writes no files beside the wheels."""
+    """Report no files: the `check` function of channels that add no file to a release."""
     del dist, artefacts
     return ()
 
 
 def no_commands(address: str) -> tuple[Command, ...]:
-    """Serve as `commands` of a channel whose files need no command in the index."""
+    """Return no commands: the `commands` function of channels that need none in the index."""
     del address
     return ()
 

@@ -53,7 +53,7 @@ def recordings_of(manifest: Manifest, recorded: Path = RECORDED) -> dict[str, by
 def find_stale(
     references: Iterable[Reference], kernels: Mapping[str, AbstractSet[str]]
 ) -> list[str]:
-    """Name the recorded fingerprints whose code differs from the built code."""
+    """Describe the recordings with kernels that are not built, or have other code."""
     problems = []
     for reference in references:
         where = f"{reference.gpu}, recorded {reference.recorded}"

@@ -108,7 +108,7 @@ def require_served(manifest: Manifest) -> None:
 
 
 def require_fresh(wheel: Path, manifest: Manifest) -> None:
-    """Check that `_build.json` is of this source: an older file may declare the same kernels."""
+    """Check that `_build.json` is of these sources: an older one may list the same kernels."""
     project = load_project()
     told = {
         "the hash of the C++ and CUDA files": (manifest.sources, hash_sources()),
@@ -133,7 +133,7 @@ def require_package(wheel: Path, others: Mapping[str, bytes], root: Path = ROOT)
 
     Args:
         wheel: The wheel.
-        others: Files of the package that this wheel has with other content.
+        others: Files whose content in this wheel is not the content of the sources.
         root: The folder of the project.
     """
     package = root / PACKAGE.relative_to(ROOT)
@@ -161,7 +161,7 @@ def require_package(wheel: Path, others: Mapping[str, bytes], root: Path = ROOT)
 
 
 def run_tools(wheel: Path, folder: Path) -> None:
-    """Run other packages' tools that check torch's stable ABI and glibc."""
+    """Run third-party tools that check the use of torch's stable ABI and of glibc."""
     require_glibc(wheel)
     shutil.unpack_archive(wheel, folder, "zip")
     run(["torch-abi-audit", str(folder / NAME), "--check", "torch"], os.environ)

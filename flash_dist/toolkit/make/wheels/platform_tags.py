@@ -24,7 +24,7 @@ MANYLINUX: Final = "manylinux_2_28"  # of released wheels: glibc 2.28 or newer
 
 
 class PlatformTagError(KernelsError):
-    """A wheel breaks the promise of its file name."""
+    """A wheel does not match the tags in its file name."""
 
 
 def platform_of(machine: str) -> str:

@@ -49,12 +49,12 @@ def main(args: Sequence[str] | None = None) -> int:
     machine = target_machine()
     sys.argv = repair_words(given.wheel, given.folder, machine, given.plat)
     # NOTE: auditwheel repairs wheels for any CPU, but accepts only tags of the CPU it runs on.
-    # manylinux images set its platform by a variable.
+    # manylinux images set the variable to the tag of their own CPU.
     platform.machine = lambda: machine
     os.environ.pop("AUDITWHEEL_PLAT", None)
     logging.basicConfig(level=logging.WARNING)  # replaces auditwheel's logging of every step
     print(f"repairing {given.wheel.name}", flush=True)
-    from auditwheel.main import main as auditwheel  # noqa: PLC0415 - asks for the CPU
+    from auditwheel.main import main as auditwheel  # noqa: PLC0415 - reads the CPU on import
 
     return auditwheel() or 0
 
