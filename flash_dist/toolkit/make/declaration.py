@@ -133,7 +133,7 @@ class Project:
     spills: Path | tuple[Mapping[str, Any], ...] = ()
     tests: tuple[Path, ...] = ()  # tests of a wheel without a GPU: programs, and folders for pytest
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
-    # Plug-ins: lines of the same form, by the group of the program that loads them.
+    # Entry points of plug-ins by group: lines of the same form as `scripts`.
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     licenses: tuple[str, ...] = ()
     hub_card: Path | None = None

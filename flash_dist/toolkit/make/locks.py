@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOCKS: Final = ROOT / "ci" / "locks"
 OWN_LOCKS: Final = Path(__file__).resolve().with_name("locks")
-UNLOCKED, BESIDE = "torch", "beside_torch"  # names of groups, see above
+UNLOCKED, BESIDE = "torch", "beside_torch"  # names of dependency groups
 MACHINES: Final = ("x86_64", "aarch64")
 OLDEST, NEWEST = (3, 10), (3, 14)  # Pythons whose wheels have hashes
 NOT_COVERED: Final = (
@@ -57,7 +57,7 @@ def is_covered(python: tuple[int, int] = sys.version_info[:2]) -> bool:
 
 
 def lock_path(group: str) -> Path:
-    """Return the file of a group."""
+    """Return the path of a group's lock file."""
     own = OWN_LOCKS / f"{group}.txt"
     return own if own.is_file() else LOCKS / own.name
 
@@ -66,7 +66,7 @@ def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
     """Return an installer's arguments for groups and their requirements: files with hashes.
 
     Raises:
-        LockError: A group was changed and not locked since.
+        LockError: A group has changed since it was locked.
     """
     for name, wanted in groups.items():
         path = lock_path(name)
@@ -107,7 +107,7 @@ def flatten(groups: Mapping[str, Sequence[str | Mapping[str, str]]], name: str) 
 
 
 def compile_locks(groups: Mapping[str, Sequence[str | Mapping[str, str]]]) -> dict[str, str]:
-    """Return the file of each group, with the newest versions that all groups can share.
+    """Return the text of each group's lock file, with the newest versions that all can share.
 
     Raises:
         LockError: uv is not installed, or there is no solution.
@@ -133,7 +133,7 @@ def compile_locks(groups: Mapping[str, Sequence[str | Mapping[str, str]]]) -> di
 
 
 def _mark_newer(wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield the requirements that must agree, with a marker if their group needs a newer Python."""
+    """Yield the requirements that share versions; a marker names the Python of a newer group."""
     for name, requirements in wanted.items():
         for one in () if name in ALONE else requirements:
             newer = f"python_version >= '{PYTHONS[name]}'" if name in PYTHONS else ""
@@ -143,7 +143,7 @@ def _mark_newer(wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
 def _compile(
     wanted: Iterable[str], made: Path, python: str = "3.10"
 ) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Ask PyPI through uv for the requirements; keep the versions in the file `made` if possible.
+    """Resolve requirements on PyPI with uv; keep the versions in the file `made` if possible.
 
     Returns:
         Each package, by name and version.

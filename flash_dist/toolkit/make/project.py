@@ -60,7 +60,7 @@ README: Final = ROOT / "README.md"
 # for any other package, the build writes them.
 SETS_FILE: Final = PACKAGE / "archsets.json"
 PRODUCT_FILE: Final = PACKAGE / FILE_NAME
-BUILD_FOLDER: Final = f"{VARIABLES}BUILD_DIR"  # the variable with the folder of objects
+BUILD_FOLDER: Final = f"{VARIABLES}BUILD_DIR"  # the variable that names the folder of objects
 TEMPORARY: Final = f"{NAME}-"  # prefix of temporary folders
 
 
@@ -139,10 +139,10 @@ def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
-    """Replace the generated text between two marker lines of the README.
+    """Replace the generated text between two marker lines of a page.
 
     Raises:
-        KernelsError: A marker does not occur exactly once, or they are in the wrong order.
+        KernelsError: A marker does not occur exactly once, or the end marker is first.
     """
     begin, end = marks
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):

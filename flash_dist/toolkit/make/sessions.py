@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 GROUPS: Final = load_groups()
 NATIVE: Final = "--native"
 _KEY: Final = "dependency-groups"
-# Load no other plugins of a machine's torch environment (pytest-benchmark warns about xdist).
+# Load only xdist: other plugins of a machine's torch environment may warn (pytest-benchmark does).
 PLUGINS: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
 
 

@@ -1,4 +1,4 @@
-"""An examination as one self-contained page, to attach to a bug report."""
+"""Writes the results of `doctor` as one self-contained page, to attach to a bug report."""
 
 from .page import make_page
 

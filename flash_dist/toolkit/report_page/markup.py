@@ -57,7 +57,7 @@ def make_head(title: str, style: str, *more: Markup) -> Markup:
 
 def prose(text: str) -> Markup:
     """Return a sentence with code elements for the words in backticks."""
-    parts = _CODE.split(text)  # parts of odd index are inside backticks
+    parts = _CODE.split(text)  # parts at odd indexes are inside backticks
     return join(*(_code(part) if place % 2 else part for place, part in enumerate(parts)))
 
 

@@ -1,4 +1,4 @@
-"""One self-contained page of an examination, to attach to a bug report: no script, no network.
+"""One self-contained page of `doctor` results, to attach to a bug report: no script, no network.
 
 The page has the content of `doctor --json`, without names of people and hosts.
 """
@@ -123,7 +123,7 @@ def _verdict(data: Json, title: str, version: str, written: str) -> Markup:
 
 
 def _gist(data: Json, version: str) -> Iterator[str]:
-    """Yield the build, driver, GPUs and, unless it is a what-if, torch, Python and system."""
+    """Yield the judged build, driver and GPUs, and for a real machine torch, Python and system."""
     environment = data["environment"]
     torch = environment["torch"]["version"]
     build = environment["installed"]["build"]

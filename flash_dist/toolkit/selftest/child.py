@@ -138,7 +138,7 @@ def run_first(
 
 
 def check_values(case: Case, actual: Tensors, exact: ExactValues) -> tuple[Difference, ...]:
-    """Compare results with float64 if that is quick; otherwise only check that there is no NaN."""
+    """Compare results with expected values; for a case that fills the GPU, check for NaN and inf."""
     if case.fills_gpu:
         found = (
             first_difference(name, ~torch.isfinite(one), one.new_zeros(()).expand_as(one), one)
@@ -155,7 +155,7 @@ def repeat(
     memory: DirtyMemory,
     streams: tuple[Any, ...],
 ) -> list[Tensors]:
-    """Run the case once per stream at the same time, over poisoned memory."""
+    """Run the case on all streams at the same time, over poisoned memory."""
     for stream in streams:
         with stream:
             memory.fill()

@@ -102,7 +102,7 @@ class Agreement:
     gpu: str = ""  # the recorded GPU
     recorded: str = ""
     mismatches: tuple[Mismatch, ...] = ()
-    nearest: str = ""  # nearest records, of GPUs that differ only in the number of multiprocessors
+    nearest: str = ""  # text on records of GPUs with other numbers of multiprocessors
 
     def __bool__(self) -> bool:
         return not self.mismatches
@@ -216,7 +216,7 @@ def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
     """Read recorded fingerprints; empty if the package has no such file.
 
     Raises:
-        KernelsError: The file cannot be read, or has another version's form.
+        KernelsError: The file cannot be read, or has the format of another version.
     """
     hint = f"`{PROGRAM} selftest --record FILE` writes one"
     try:

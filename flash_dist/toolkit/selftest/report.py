@@ -24,7 +24,7 @@ def hash_bytes(data: bytes | ctypes.Array[ctypes.c_char]) -> str:
 
 @dataclass(frozen=True)
 class CaseFinding(Finding):
-    """A failure of one case, or of the run that ended in it."""
+    """A failure of one case, or of a run that ended during the case."""
 
     case: str = ""
     difference: dict[str, Any] | None = None
@@ -87,7 +87,7 @@ class SelftestReport:
 
     device: str  # "0", "cpu"
     runs: int
-    cases: int  # completed runs
+    cases: int  # number of cases that were completed
     findings: tuple[CaseFinding, ...] = ()
     loaded: tuple[RanVariant, ...] = ()
     selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None: no dispatcher was asked

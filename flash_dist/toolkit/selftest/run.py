@@ -47,7 +47,7 @@ def run_selftest(
     """Run the selftest of one device, "0" or "cpu", in a child process.
 
     Args:
-        device: Number in CUDA's order.
+        device: Number in CUDA's order, or "cpu".
         runs: Number of runs of each case.
         timeout: Seconds allowed.
         child: Arguments of Python; tests replace the child.

@@ -352,7 +352,7 @@ def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[
 
 
 def _older_driver(needed: int | None, devices: Iterable[Device], build: Build) -> str:
-    """Name the set that needs the oldest driver, if the build needs a newer one."""
+    """Name the set that needs the oldest driver, if the build needs a newer driver."""
     every = tuple(devices)
     able = _servable(every, build.floor)
     asked = [(first_branch_of_set(one, able), one) for one in build.archsets]

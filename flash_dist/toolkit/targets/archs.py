@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TOOLKIT: Final = "13.0"
 DEFAULT_MACHINE: Final = "x86_64"
-SESSIONS: Final = {"x86_64": "build_wheels", "aarch64": "build_arm"}  # session of nox, by CPU
+SESSIONS: Final = {"x86_64": "build_wheels", "aarch64": "build_arm"}  # nox sessions by CPU
 
 _ARCH = re.compile(r"(?:(sm_|compute_)?([1-9][0-9]{1,2})|([1-9][0-9]?)\.([0-9]))([af]?)")
 

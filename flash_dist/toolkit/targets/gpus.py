@@ -14,7 +14,7 @@ from typing import Final
 Version = tuple[int, int]
 
 OLDEST_TOOLKIT: Final = (12, 0)  # the oldest toolkit in this table
-SPECIFIC_FROM: Final = (9, 0)  # first GPU with code of suffix `a`
+SPECIFIC_FROM: Final = (9, 0)  # first compute capability with suffix `a`
 FAMILIES_FROM: Final = (12, 9)  # first toolkit with suffix `f`
 
 
@@ -31,7 +31,7 @@ class Chip:
     products: str = ""  # product names
     integrated: bool = False  # Tegra class: code for discrete GPUs is not promised to run on it
     arm_only: bool = False  # all machines with it have Arm CPUs
-    renamed: Version | None = None  # its name in a newer CUDA
+    renamed: Version | None = None  # its compute capability in a newer CUDA
 
     def __str__(self) -> str:
         return f"{self.version[0]}.{self.version[1]}"

@@ -224,7 +224,7 @@ class KernelVerdict:
     how: KernelHow
     reason: str
     variant: Variant | None = None
-    refused: tuple[tuple[str, str], ...] = ()  # symbol, reason
+    refused: tuple[tuple[str, str], ...] = ()  # pairs of symbol and reason
 
     def __bool__(self) -> bool:
         return self.how != "none"
@@ -269,7 +269,7 @@ class DeviceVerdict:
 
     @property
     def targets(self) -> tuple[Arch, ...]:
-        """The targets that will be used."""
+        """The targets of the chosen variants."""
         return tuple(sorted({kernel.variant.arch for kernel in self.kernels if kernel.variant}))
 
     def to_json(self) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def build_editable(
     config_settings: Settings = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Raise an error: the libraries would lie among the sources."""
+    """Refuse an editable install, whose libraries would lie among the sources."""
     del wheel_directory, config_settings, metadata_directory
     with told_in_a_sentence():
         message = f"{NAME} is not installed in editable mode: its libraries are compiled"
@@ -198,7 +198,7 @@ def _list_headers() -> list[str]:
 
 
 def _objects_folder() -> Path:
-    """Return the folder of objects for builds by a frontend."""
+    """Return the folder of objects for builds by a frontend such as pip."""
     return Path(os.environ.get(BUILD_FOLDER) or ROOT / "build" / "pip")
 
 

@@ -47,7 +47,7 @@ OTHERS: Final = f"{VARIABLE} chooses others"
 class BuildPlan:
     """The plan of one wheel: its targets, and the reason for them."""
 
-    toolkit: str  # release: 13.0
+    toolkit: str  # CUDA release, such as 13.0
     archset: ArchSet
     reason: str
     notes: tuple[str, ...] = ()

@@ -117,7 +117,7 @@ def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
 
 
 def list_files(sdist: Path) -> list[str]:
-    """List the files of an archive without the folder around them."""
+    """List the files of an archive, without the name of its top folder."""
     with tarfile.open(sdist) as archive:
         return [one.name.partition("/")[2] for one in archive if one.isfile()]
 
@@ -163,7 +163,7 @@ commands = no_commands  # users build the sdist, which no index has
 
 
 def pack_and_check() -> str:
-    """Do all steps of `nox -s sdist`, and return the archive."""
+    """Do all steps of `nox -s sdist`, and return a line about the archive."""
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
         sdist = make_sdist(ROOT, Path(name) / "first")
         tree = unpack(sdist, Path(name) / "unpacked")

@@ -81,7 +81,7 @@ def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]])
     Args:
         symbol: The kernel.
         target: The target of the GPUs.
-        places: Family and place of each kernel of a table.
+        places: Family and axis values of each kernel of a table, by symbol.
     """
     if symbol not in places:
         return True
@@ -104,7 +104,7 @@ class Assembler:
         self._cache = cache
 
     def recall(self, ptx: Ptx, target: Arch) -> str | None:
-        """Look up the stored output; None if this text was never assembled for this target."""
+        """Look up the stored output; None if this PTX was never assembled for this target."""
         kept = self._kept(ptx, target)
         return kept.read_text(encoding="utf-8") if kept.is_file() else None
 

@@ -224,7 +224,7 @@ def shares_jobs(options: NativeOptions, ninja: tuple[int, ...]) -> bool:
 
 
 def _list(paths: Iterable[Path]) -> str:
-    """Write paths as a list of CMake."""
+    """Return paths as a CMake list."""
     return ";".join(map(str, paths))
 
 
@@ -333,7 +333,7 @@ def require_no_spills(texts: Iterable[str], options: NativeOptions) -> None:
 
 
 def _without_kernel(unused: Iterable[str], options: NativeOptions) -> list[str]:
-    """Return the unused patterns that, as far as known, match no kernel of any other set."""
+    """Return the unused patterns that match no kernel of any set; none if kernels are unknown."""
     project, archset = options.project, options.archset
     if not all(one.archs_in(archset.archs) for one in project.plain):
         return []

@@ -1,6 +1,6 @@
 """Finds the kernels of a build that spill registers although no exception allows it.
 
-After compilation, all such kernels are reported at once, by their names in the source.
+After compilation, all these kernels are reported at once, by their names in the source.
 """
 
 from __future__ import annotations

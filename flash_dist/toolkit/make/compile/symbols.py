@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MERGEABLE = frozenset("WVwvu")
-STRONG = frozenset("TDBR")  # kinds of symbols that a library may have only once
+STRONG = frozenset("TDBR")  # types of symbols that a library may define only once
 _MOST_SHOWN = 3
 # Part of the name of nvcc's host function for a kernel. The kernel's name follows it.
 _STUB = "__device_stub_"

@@ -42,7 +42,7 @@ def recipe_of(one: Artefact) -> Recipe:
 def find_packages(dist: Path, artefacts: Sequence[Artefact]) -> dict[Path, Artefact]:
     """Find and check the packages of dist/conda; return each path with its wheel.
 
-    Return nothing if there is no such folder.
+    Return an empty dict if dist/conda does not exist.
 
     Raises:
         KernelsError: A package has no wheel here, or a wheel has no package.

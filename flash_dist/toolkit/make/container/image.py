@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 IMAGE = f"localhost/{DISTRIBUTION}-manylinux_2_28:1"
 BASE = f"localhost/{DISTRIBUTION}-bullseye:1"
 CONTAINERFILE = Path(__file__).resolve().with_name("Containerfile")
-INSTALLED = tuple(map(lock_path, ("image", "image_oldest")))  # from PyPI
+INSTALLED = tuple(map(lock_path, ("image", "image_oldest")))  # locks of packages from PyPI
 CONTAINERS_CONF = Path(__file__).resolve().with_name("containers.conf")
 LABEL = f"{DISTRIBUTION}.recipe"
 

@@ -121,7 +121,7 @@ def cibuildwheel_environ(
     if image.startswith("localhost/"):
         chosen = engine_environ(chosen)
     if archset.machine == DEFAULT_MACHINE:
-        chosen.pop("CXX", None)  # refers to this machine
+        chosen.pop("CXX", None)  # names a compiler of this machine
     else:
         chosen["CIBW_TEST_SKIP"] = "*"  # the container cannot run it; `nox -s arm_test` tests it
     return chosen
@@ -175,7 +175,7 @@ def build_all(args: Sequence[str], environ: Mapping[str, str] = os.environ) -> B
         message = f"the image {image} is missing, or was made by an older recipe"
         raise EngineError(message, hint="`nox -s image` makes it; `-- --native` builds without one")
     sets = load_archsets(ARCHSETS)
-    choice = choose_sets(args, environ, sets)  # a container has the toolkit of its set
+    choice = choose_sets(args, environ, sets)  # every container installs its set's toolkit
     print(choice)
     print(f"container engine: {engine}; image: {image}", flush=True)
     CACHE.mkdir(parents=True, exist_ok=True)

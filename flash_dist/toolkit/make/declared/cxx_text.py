@@ -23,7 +23,7 @@ _NO_CODE: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-SPLICE: Final = re.compile(r"\\[ \t\f\v]*\n")  # joins two lines before anything else is read
+SPLICE: Final = re.compile(r"\\[ \t\f\v]*\n")  # a line splice, which compilers remove first
 _LINKAGE: Final = re.compile(r'extern\s*"C"\s*(\{)?')
 _DIRECTIVE: Final = re.compile(r"[ \t]*#[ \t]*(\w*)")
 _MACRO: Final = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)

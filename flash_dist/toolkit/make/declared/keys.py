@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PLACE: Final = f"[tool.{TABLE}]"
-FIRST_SECOND: Final = 315532800  # 1980-01-01, and 2107-12-31: the range of zip files
+FIRST_SECOND: Final = 315532800  # 1980-01-01; zip files allow times up to 2107-12-31
 LAST_SECOND: Final = 4354819199
 
 _LINE: Final = re.compile(r"[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*")
@@ -38,7 +38,7 @@ _WORD: Final = re.compile("[a-z]+[0-9]+")
 
 
 class DeclarationError(KernelsError, ValueError):
-    """A table that cannot be built."""
+    """An error in [tool.kernels], or in a file that it names."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def require_room(package: Path, sets: object) -> None:
         sets: The file of the arch sets, if there is one.
 
     Raises:
-        DeclarationError: There is such a file.
+        DeclarationError: The package has a file that a build adds.
     """
     for name in (COPY, FILE_NAME, MANIFEST, SETS, BINDING):
         if (package / name).exists() and package / name != sets:
@@ -101,7 +101,7 @@ def _may_define(path: Path, name: str) -> bool:
     """Tell if the text of a module may define a name."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # Python reports it on import
+    except (OSError, SyntaxError, ValueError, RecursionError):  # an import reports this
         return True
     return any(_binds(node, name) for node in ast.walk(tree))
 
@@ -122,7 +122,7 @@ class Place(NamedTuple):
 
 
 class _Import(NamedTuple):
-    name: str  # absolute
+    name: str  # absolute module name
     line: int
 
 
@@ -156,7 +156,7 @@ def _find_modules(package: Path, names: list[str]) -> Iterator[Path]:
 def _read_imports(path: Path, package: Path) -> Iterator[_Import]:
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # Python reports it on import
+    except (OSError, SyntaxError, ValueError, RecursionError):  # an import reports this
         return
     inside = path.relative_to(package.parent).with_suffix("").parts[:-1]
     for node in _walk(tree.body):

@@ -1,4 +1,4 @@
-"""Rejects package names that have another meaning, or resemble an installed one."""
+"""Rejects package names that have another meaning, or resemble the name of an installed package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DISTRIBUTION: Final = "fatwheel"  # name of the toolkit's own distribution
 COPY: Final = "_toolkit"  # folder with the toolkit's copy in wheels
 
 _PROJECT: Final = re.compile("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-# Names that a package cannot have, by a description for errors.
+# Names that a package cannot have, by their owner.
 _TAKEN: Final = {
     "a word of C++": """
         alignas alignof and and_eq asm assert auto bitand bitor bool break case catch char char16_t

@@ -70,7 +70,7 @@ def render_source(variants: Sequence[Variant]) -> str:
 
 
 def render_product() -> str:
-    """Write the names of the package, for the headers common to all packages."""
+    """Write the namespace of the package, for the headers common to all packages."""
     return f"""#pragma once
 
 #define KERNEL_NAMESPACE {NAMESPACE}
@@ -216,7 +216,7 @@ def render_cmake(
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write a file, unless it already has this text: then its time stamp stays."""
+    """Write a file unless it already has this text, so that its time stamp stays."""
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

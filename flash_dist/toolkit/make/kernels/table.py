@@ -76,7 +76,7 @@ class Family:
     rows: tuple[Row, ...]
     words: tuple[tuple[str, ...], ...]  # each with one word of each axis with rule `equal`
     role: str = ""  # "" means the name
-    targets: frozenset[Arch] = frozenset()  # empty: all
+    targets: frozenset[Arch] = frozenset()  # empty: all targets
     refuses: str = ""
     leaves_half_filled: bool = False
     plans: str = PLANS  # header with the tile constants
@@ -171,7 +171,7 @@ class Table:
 
     @classmethod
     def none(cls) -> Table:
-        """Return the table of a package that has plain files only."""
+        """Return an empty table, for a package with plain files only."""
         return cls({}, (), Fallbacks({}, frozenset()))
 
     @classmethod

@@ -1,1 +1,1 @@
-"""Makes what is published beside the wheels (index, manifest, ...), and checks a release."""
+"""Makes the files published beside the wheels (index, manifest, ...), and checks a release."""

@@ -115,14 +115,14 @@ CHANNELS: Final = {
 
 
 def released() -> list[Row]:
-    """Return the channels of a release, in its order."""
+    """Return the channels that are part of a release, in the order of the release."""
     return [row for row in CHANNELS.values() if row.released]
 
 
 def find_published(
     dist: Path, artefacts: Sequence[Artefact], rows: Sequence[Row]
 ) -> Iterator[tuple[Row, Published]]:
-    """Yield the checked files of some channels, files made of wheels first.
+    """Yield the checked files of some channels, files made from wheels first.
 
     Raises:
         KernelsError: A channel differs from the output of its session.

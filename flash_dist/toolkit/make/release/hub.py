@@ -134,7 +134,7 @@ class Variant:
                     yield self._own(rest), self._rename(rest, wheel.read(name))
 
     def _rename(self, name: str, data: bytes) -> bytes:
-        """Return the content of a file with this copy's names."""
+        """Return the content of a file; names in it become the unique names of this copy."""
         if name in {KERNELS, BINDING}:
             names = [KERNELS] if HAS_DISPATCHER else []
             names += [NAME] if name == BINDING else []

@@ -165,7 +165,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_simple(folder: Path, files: Sequence[File]) -> None:
-    """Write one index: its list of one project, and the page of the project."""
+    """Write one index: its root page, which lists one project, and the project's page."""
     project = folder / PROJECT
     project.mkdir(parents=True)
     projects = ProjectList(_META, frozenset({ProjectListElement(PROJECT)}))

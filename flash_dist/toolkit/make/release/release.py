@@ -151,7 +151,7 @@ def _require_wheel(one: Artefact, archset: ArchSet, version: str, source: Source
 def describe_publishing(
     version: str, commit: str, dist: Path, url: str, keyids: Sequence[str] = ()
 ) -> str:
-    """List the remaining steps for a person."""
+    """List the steps that a person must do to publish the release."""
     tag = f"git tag -a v{version} -m '{NAME} {version}' {commit[:12]}"
     proof = f"{PROGRAM} verify --manifest {FILE_NAME}{' --key public.json' if keyids else ''}"
     envelope = f", {envelope_of(dist / FILE_NAME).name}" if keyids else ""
@@ -210,7 +210,7 @@ def check_wheels(args: argparse.Namespace, version: str) -> None:
 
 
 def tell_publishing(args: argparse.Namespace, version: str) -> None:
-    """Print the remaining steps."""
+    """Print the steps that a person must do to publish the release."""
     missing = [name for name in ("index", PYPI, FILE_NAME, SUMS) if not (args.dist / name).exists()]
     if missing:
         message = f"`{args.dist}` lacks {', '.join(missing)}"

@@ -89,7 +89,7 @@ def _describe_source(source: Source | None) -> list[dict[str, Any]]:
 
 
 def _describe_build(manifest: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the requested build and its compilers."""
+    """Return the requested arch set, and the compilers and objects of the build."""
     asked = {"arch_set": manifest.arch_set.name, "archs": str(manifest.arch_set)}
     compilers = {
         "nvcc": manifest.toolkit.nvcc,

@@ -75,7 +75,7 @@ def walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], No
 
 
 def hash_files(dist: Path, patterns: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of the files of some patterns, by their path in a folder."""
+    """Return the SHA-256 of the files in a folder that match some patterns, by path."""
     paths = {path for pattern in patterns for path in dist.glob(pattern) if path.is_file()}
     return {
         path.relative_to(dist).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()

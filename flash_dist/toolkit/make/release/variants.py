@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...targets.archs import Arch
 
 FOLDER: Final = "variants"
-_LONGEST: Final = 16  # characters of a label
+_LONGEST: Final = 16  # maximum length of a label
 _FILE: Final = "variant.json"
 # uv's built-in provider, and the schema that uv reads.
 _HEAD: Final[Mapping[str, Any]] = {

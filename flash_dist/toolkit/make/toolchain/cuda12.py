@@ -135,7 +135,7 @@ def fetch_package(download: Download, folder: Path) -> Path:
 
 
 def _download(download: Download, path: Path) -> None:
-    """Try one address after the other."""
+    """Download a file from the first of its addresses that works."""
     part, reasons = path.with_name(f"{path.name}.part"), []
     for url in download.urls:
         reason = _try_download(url, part)

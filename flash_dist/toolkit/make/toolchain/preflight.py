@@ -23,7 +23,7 @@ GIB = 1 << 30
 MIN_DISK = 3 * GIB  # GiB: toolkit 0.3, objects 0.2 per arch set, wheels; the rest is reserve
 MIN_MEMORY = 2 * GIB
 MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: memory of cicc or ptxas for a large backward kernel
-MIN_GCC = 9  # the first with all of C++17
+MIN_GCC = 9  # the first gcc with all of C++17
 _OTHER_DISK = f"free some disk, or let {BUILD_FOLDER} name a folder on another one"
 IN_A_CONTAINER = "build in a container: an older distribution, or `nox -s image`"
 
@@ -76,7 +76,7 @@ class Host:
     machine: str
     gxx: str  # $CXX or g++
     gcc: Version | None
-    glibc: Version | None  # None: another C library
+    glibc: Version | None  # None if the C library is not glibc
     disk: int
     memory: int
     cores: int

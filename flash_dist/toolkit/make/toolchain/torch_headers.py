@@ -103,10 +103,10 @@ class Archive(Protocol):
     """The methods of zipfile.ZipFile in use; remotezip.RemoteZip has them, too."""
 
     def namelist(self) -> list[str]:
-        """List the members."""
+        """List the names of the archive's members."""
 
     def read(self, name: str) -> bytes:
-        """Return one member."""
+        """Return the content of a member."""
 
 
 def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
@@ -225,7 +225,7 @@ def find_local_wheel(version: str) -> Path | None:
 
 
 def _from_folder(root: Path, origin: str) -> TorchHeaders:
-    """Accept the folder of a torch package, or an include folder."""
+    """Return the headers in the folder of a torch package, or in an include folder."""
     folders = (root / "include", root)
     include = next((one for one in folders if (one / "torch/csrc/stable").is_dir()), None)
     if include is None:

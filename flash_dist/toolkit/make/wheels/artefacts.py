@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 PYPI: Final = "pypi"  # folder in dist/ of the wheels without a label
-PURE: Final = "-none-any.whl"  # a wheel of the toolkit itself
+PURE: Final = "-none-any.whl"  # ending of pure wheels, such as the toolkit's wheel
 
 
 class ArtefactError(KernelsError):
@@ -130,7 +130,7 @@ def _embedded(path: Path) -> tuple[Arch, ...]:
 
 
 def newest_first(artefacts: Sequence[Artefact]) -> list[Artefact]:
-    """Return the wheels with the newest version first, and the smallest first of a version."""
+    """Return the wheels sorted by version, newest first, and then by size, smallest first."""
     by_size = sorted(artefacts, key=lambda one: (one.size, one.file_name))
     return sorted(by_size, key=lambda one: one.version.release, reverse=True)
 

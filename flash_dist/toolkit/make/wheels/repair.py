@@ -49,7 +49,7 @@ def main(args: Sequence[str] | None = None) -> int:
     machine = target_machine()
     sys.argv = repair_words(given.wheel, given.folder, machine, given.plat)
     # NOTE: auditwheel repairs wheels for any CPU, but accepts only tags of the CPU it runs on.
-    # manylinux images set the variable to the tag of their own CPU.
+    # manylinux images set AUDITWHEEL_PLAT to a tag of their own CPU.
     platform.machine = lambda: machine
     os.environ.pop("AUDITWHEEL_PLAT", None)
     logging.basicConfig(level=logging.WARNING)  # replaces auditwheel's logging of every step

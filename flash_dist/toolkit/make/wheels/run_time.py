@@ -1,4 +1,4 @@
-"""Copies the run-time half of a toolkit that is installed by itself into a package."""
+"""Copies the toolkit's run-time half into a package that does not contain the toolkit."""
 
 from __future__ import annotations
 
