@@ -138,7 +138,7 @@ def run_first(
 
 
 def check_values(case: Case, actual: Tensors, exact: ExactValues) -> tuple[Difference, ...]:
-    """Compare results with expected values; for a case that fills the GPU, check for NaN and inf."""
+    """Compare results with expected values; in a case that fills the GPU, find NaN and inf."""
     if case.fills_gpu:
         found = (
             first_difference(name, ~torch.isfinite(one), one.new_zeros(()).expand_as(one), one)

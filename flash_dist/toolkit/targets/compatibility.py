@@ -80,7 +80,7 @@ class Origin:
     """Properties of an image that a driver checks. Unknown properties are not judged."""
 
     toolkit: str | None = "13.0"
-    ptx_isa: Version | None = None  # of PTX; None: the toolkit's default
+    ptx_isa: Version | None = None  # of a PTX image; None: the toolkit's default
     codec: str = "none"  # "none", "lz4" or "zstd"
     in_stream: bool = False  # compressed with other images of its container (`fatbinary --concat`)
 

@@ -21,8 +21,8 @@ _GLUED: Final = re.compile(
     r"^(?:nvidia|geforce|tesla)|(?:super|ti|laptop|mobile|maxq|sxm\d?|pcie)+$"
 )
 
-# By compute capability, a pattern of product names: the remaining words, joined. Each product is in
-# one row.
+# Patterns of product names by compute capability: without the words of _NOISE, without blanks. A
+# product matches one row only.
 _PRODUCTS: Final[dict[str, str]] = {
     "3.5": r"k40[cmt]?|k20x?c?m?",
     "3.7": r"k80",

@@ -29,8 +29,7 @@ STRONG = frozenset("TDBR")  # types of symbols that a library may define only on
 _MOST_SHOWN = 3
 # Part of the name of nvcc's host function for a kernel. The kernel's name follows it.
 _STUB = "__device_stub_"
-# Parts of mangled names. A kernel's config and target are template arguments; its own name is a C
-# name.
+# Parts of mangled names: the template arguments Config and Target, or the start of a C name.
 _CONFIG, _TARGET, _KERNEL = "Config", "TargetI", SYMBOLS
 
 

@@ -35,7 +35,7 @@ _NEEDED: Final = ("name", "header", "config", "kernel", "params", "launch", "row
 
 
 def read_axes(told: Iterable[object]) -> Axes:
-    """Read `axes`.
+    """Read the key `axes` of [tool.kernels.dispatch].
 
     Raises:
         DeclarationError: An axis is malformed, or two axes cannot be told apart.

@@ -126,7 +126,7 @@ def _read_signer(path: Path) -> CryptoSigner:
     require_private(real)
     try:
         key = load_pem_private_key(real.read_bytes(), None)
-    except (TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: a password is set
         message = f"`{path}` holds no private key without a password: {f'{error}'[:200]}"
         raise KeyFileError(message, hint=_MAKE) from error
     if not isinstance(key, Ed25519PrivateKey):
