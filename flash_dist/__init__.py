@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 sys.meta_path.append(MovedModules)
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # the program decides what is shown
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # the application configures logging
 
 _MODULES: Final = {
     "BlockMask": ".masks",
@@ -111,7 +111,8 @@ def __getattr__(name: str) -> object:
         return getattr(import_module(_MODULES[name], __name__), name)
     if name in _PACKAGES:
         return import_module(f".{name}", __name__)
-    MovedModules.find_spec(f"{__name__}.{name}")  # `from flash_dist import ...` calls no finder
+    # `from flash_dist import x` drops the error of a finder, but not an error from here.
+    MovedModules.find_spec(f"{__name__}.{name}")
     message = f"module `flash_dist` has no attribute `{name}`"
     raise AttributeError(message)
 

@@ -1,4 +1,4 @@
-"""Raises an error with the new place of a module that is imported from its old place."""
+"""Raises an error with the new name of a moved module that is imported by its old name."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PLACES: Final = {name: f"toolkit.{name}" for name in _TOOLKIT} | {
 
 
 class MovedModules:
-    """Finder for `sys.meta_path` that runs after all others and finds nothing."""
+    """Finder at the end of `sys.meta_path`: finds no module, but raises for moved ones."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> None:
-        """Raise ModuleNotFoundError with the new place of a module of this package."""
+        """Raise ModuleNotFoundError with the new name if this package has moved the module."""
         del path, target
         package, _, rest = name.partition(".")
         place = PLACES.get(rest) if package == __package__ else None

@@ -1,4 +1,4 @@
-"""Results on the CPU cost of calls, ours and SDPA's, in microseconds. Needs no torch."""
+"""CPU cost of our calls and of SDPA's, in microseconds, as recorded results. Needs no torch."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def read_run(path: Path) -> Report | CallReport:
 
 
 def print_calls(console: Console, report: CallReport) -> None:
-    """Print all calls, and those that take longer than allowed."""
+    """Print the times of all calls, then the calls that take longer than allowed."""
     machine = report.machine
     names = ("driver", "torch", "flash_dist")
     versions = ", ".join(f"{name} {machine[name]}" for name in names if machine.get(name))

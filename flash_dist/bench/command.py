@@ -1,4 +1,4 @@
-"""`python -m flash_dist bench`: speed and memory beside other attentions."""
+"""`python -m flash_dist bench`: compare speed and memory with other attention functions."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Parse a size."""
+    """Parse a size, a whole number of at least 1."""
     number = read_whole(text, least=1)
     if number is None:
         message = f"a size must be a whole number of at least 1, got `{text:.60}`"
@@ -166,7 +166,7 @@ def parse_heads(text: str) -> tuple[int, int]:
 
 
 def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
-    """Return the problems that were asked for."""
+    """Return the problems that the command line selects."""
     if args.shapes == "mine":
         return (own_shape(args),)
     unused = _OWN + (_OTHERS if args.shapes == "overhead" else ())
@@ -177,7 +177,7 @@ def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
         message = f"`{option}` needs {with_}, got `--shapes {args.shapes}`"
         raise UsageError(message)
     shapes = {
-        "overhead": tuple,  # `overhead` has its own rules
+        "overhead": tuple,  # `overhead` uses calls.SHAPES
         "paper": sets.paper_shapes,
         "long": sets.long_shapes,
         "corners": sets.corner_shapes,
@@ -216,7 +216,7 @@ def own_shape(args: argparse.Namespace) -> Shape:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, or show what was measured, and return the exit code."""
+    """Measure, or read a recorded measurement; show it, and return the exit code."""
     report = _read_or_measure(args)
     if report is None:
         return EXIT_NOTHING_CHECKED
@@ -310,7 +310,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
 
 
 def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
-    """Print what will be measured, and which baselines are not installed."""
+    """Return a text on what will be measured, and which baselines are not installed."""
     rows = count(len(plan.shapes) * len(plan.states), "row")
     names = ", ".join(add_ours(plan.peers))
     missing = f"\nskipped, because not installed: {', '.join(absent)}" if absent else ""

@@ -1,4 +1,4 @@
-"""Texts of the figure: a panel's title says what varies, the caption what all panels share."""
+"""Texts of the figure: a title says what varies between panels, the caption what they share."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _cudnn_version(number: int | None) -> str:
 
 
 def caption(report: Report, rows: Sequence[Row], *, failed: bool) -> list[str]:
-    """Return the caption: the machine, shared properties, and the meaning of a rate."""
+    """Return the caption: the machine, properties of all panels, and what counts as work."""
     machine = report.machine
     timings = (x for row in rows for entry in row.entries.values() for x in entry.timings.values())
     replayed = any(timing.graph for timing in timings)
@@ -150,7 +150,7 @@ def write_titles(groups: Iterable[Group], width: float, measure: Measure) -> lis
 
 
 def fill(parts: Iterable[str], width: float, measure: Measure, separator: str = ", ") -> list[str]:
-    """Break parts into lines of at most `width`; a part that is wider itself is broken, too."""
+    """Break parts into lines of at most `width`; break a part that alone is wider."""
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]}{separator}{part}" if lines else part

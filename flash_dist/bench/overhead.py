@@ -1,8 +1,8 @@
 """Time the CPU cost of calls that give the GPU little work, alternately ours and SDPA's FLASH.
 
 A loop is many calls of one kind in a row, then a wait for the GPU. Loops of ours and of SDPA
-alternate in one process. SDPA gets contiguous tensors in its own layout and no mask, which FLASH
-does not support.
+alternate in one process. SDPA gets contiguous tensors in its own layout, and no mask, because FLASH
+supports none.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Run = Callable[[], object]
-    Pair = tuple[Run, Run]  # ours, SDPA's
+    Pair = tuple[Run, Run]  # our call, SDPA's call
 
 Tensor = torch.Tensor
 
-LOOPS: Final = 15  # loops; the median counts
+LOOPS: Final = 15  # loops per call; the result is their median
 CALLS: Final = 200  # calls per loop
 WARM_UP: Final = 60
 BLOCK: Final = 16  # tokens per block of the mask
@@ -35,7 +35,7 @@ BLOCK: Final = 16  # tokens per block of the mask
 def measure_calls(device: torch.device, *, calls: int = CALLS) -> Iterator[Call]:
     """Yield each kind of call on each problem, with its times."""
     backends = [SDPBackend.FLASH_ATTENTION]
-    if device.type == "cpu":  # FLASH on the CPU has no grouped heads
+    if device.type == "cpu":  # FLASH on the CPU does not support GQA
         backends.append(SDPBackend.MATH)
     for shape in SHAPES:
         problem = Problem.draw(shape, device)
@@ -46,7 +46,7 @@ def measure_calls(device: torch.device, *, calls: int = CALLS) -> Iterator[Call]
 
 
 def time_pair(pair: Pair, device: torch.device, calls: int) -> tuple[float, float]:
-    """Return the median microseconds of a call of ours and of the peer's."""
+    """Return the median microseconds of our call and of the peer's call."""
     for run in pair:
         for _ in range(WARM_UP):
             run()
@@ -73,8 +73,8 @@ def _wait(device: torch.device) -> None:
 
 
 def make_pairs(problem: Problem) -> dict[str, Pair]:
-    """Return every kind of call, under the names in LIMITS and two more names."""
-    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - an import error belongs to the run
+    """Return ours and SDPA's call of each kind in LIMITS and of two further kinds."""
+    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - only needed for a measurement
     from ..kernels.problem import NOT_PACKED  # noqa: PLC0415
     from ..masks import Band, BlockMask  # noqa: PLC0415
 
@@ -139,7 +139,7 @@ class Peer:
         return scaled_dot_product_attention(q, k, v, **self.options)
 
     def differentiate(self, out: Tensor) -> Run:
-        """Run the backward of the result of `train`."""
+        """Return a function that runs the backward of `out`, a result of `train`."""
         return lambda: torch.autograd.grad(out, self.leaves, self.dout, retain_graph=True)
 
     def step(self) -> object:

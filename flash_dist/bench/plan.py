@@ -1,4 +1,4 @@
-"""Plan of a measurement."""
+"""Which problems, baselines, passes and states of L2 a measurement covers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .baselines.shapes import Shape
 
 _FLASH: Final = ("sdpa-flash", "sdpa-flash-deterministic")
-_NEWER: Final = tuple(y for x in PACKAGES for y in (x, x + DETERMINISTIC))  # if installed
+_NEWER: Final = tuple(y for x in PACKAGES for y in (x, x + DETERMINISTIC))  # used if installed
 _PASSES: Final = ("forward", "backward")
 _WARM: Final = ("warm",)
 _EVERY_BACKEND: Final = (
@@ -42,7 +42,7 @@ DEFAULTS: Final = {
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a measurement. Each of the three loops takes `seconds` seconds."""
+    """Plan of a measurement. Each baseline runs in three loops of `seconds` seconds."""
 
     shapes: tuple[Shape, ...]
     peers: tuple[str, ...]

@@ -34,7 +34,7 @@ _GROUP_WIDTH: Final = 0.86
 _MOST_ACROSS: Final = 4  # most panels side by side that are legible on a page
 _WIDEST: Final = 2.7  # largest width of a panel, inches
 _HEIGHT: Final = 2.05  # height of a panel, inches
-_LABELS: Final = 0.9  # inches for labels: left of the first panel, above and below all
+_LABELS: Final = 0.9  # inches for labels: left of the first panel, above and below all panels
 _BESIDE: Final = 0.3  # inches between the axes of two panels
 _MARGIN: Final = 0.1  # inches at the edges of the figure
 _LINE: Final = 1.25  # line height relative to font size
@@ -43,7 +43,7 @@ _DPI: Final = 300
 
 
 def require_matplotlib() -> Any:  # noqa: ANN401 - an optional module
-    """Import matplotlib, without a window.
+    """Import matplotlib with a backend that opens no window.
 
     Raises:
         FlashDistError: matplotlib is not installed.
@@ -103,7 +103,7 @@ def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib
 
 
 def choose_baselines(names: Sequence[str]) -> tuple[str, ...]:
-    """Drop the copy (no attention) and ours in deterministic mode (torch also fills new memory)."""
+    """Drop the copy, which is no attention, and ours in deterministic mode if ours is shown."""
     left_out = {COPY, OURS_DETERMINISTIC} if OURS in names else {COPY}
     return tuple(name for name in names if name not in left_out)
 
@@ -114,7 +114,7 @@ def panel_width(across: int) -> float:
 
 
 def lay_out(groups: Sequence[Group]) -> Lines:
-    """Break the panels into lines of equal length; related panels are below each other."""
+    """Arrange the panels in lines of equal length; consecutive panels are below each other."""
     count = -(-len(groups) // _MOST_ACROSS)
     padded = [*groups, *[None] * (-len(groups) % count)]
     return [padded[line::count] for line in range(count)]
@@ -137,7 +137,7 @@ def _draw_pass(axes: Any, lines: Lines, pass_: str, names: tuple[str, ...]) -> N
 
 
 def _draw_panel(axis: Any, rows: list[Row], pass_: str, names: tuple[str, ...]) -> None:  # noqa: ANN401
-    """Draw the bars; a sign marks a baseline that could not run."""
+    """Draw the bars; a multiplication sign marks a baseline that could not run."""
     names = choose_bars(names, pass_)
     width = _GROUP_WIDTH / len(names)
     for place, name in enumerate(names):
@@ -157,7 +157,7 @@ def _draw_panel(axis: Any, rows: list[Row], pass_: str, names: tuple[str, ...]) 
 
 
 def choose_bars(names: tuple[str, ...], pass_: str) -> tuple[str, ...]:
-    """Drop bars that repeat another one: in the forward, deterministic mode only fills memory."""
+    """In the forward, drop deterministic variants of shown baselines: only backwards differ."""
     if pass_ != "forward":
         return names
     shown = {f"{name}{DETERMINISTIC}" for name in names}
@@ -165,7 +165,7 @@ def choose_bars(names: tuple[str, ...], pass_: str) -> tuple[str, ...]:
 
 
 def _measure(figure: Any, size: float) -> Measure:  # noqa: ANN401
-    """Return a function that measures a line of text of some font size, in inches."""
+    """Return a function that returns the width of a line of text in this font size, in inches."""
     font = importlib.import_module("matplotlib.font_manager").FontProperties(size=size)
     renderer = figure.canvas.get_renderer()
 
@@ -177,7 +177,7 @@ def _measure(figure: Any, size: float) -> Measure:  # noqa: ANN401
 
 
 def _label_panels(figure: Any, axes: Any, lines: Lines) -> None:  # noqa: ANN401
-    """Write titles and shapes; lines are at most as wide as a panel."""
+    """Write the title and the shapes of each panel, in lines at most as wide as the panel."""
     groups = [group for line in lines for group in line if group is not None]
     width = panel_width(axes.shape[1])
     size = importlib.import_module("matplotlib").rcParams["axes.titlesize"]
@@ -199,7 +199,7 @@ def _label_panels(figure: Any, axes: Any, lines: Lines) -> None:  # noqa: ANN401
 
 
 def _label_shapes(figure: Any, axis: Any, width: float, labels: list[str]) -> None:  # noqa: ANN401
-    """Write the shapes side by side: in one line, broken at spaces, or else upright."""
+    """Write the shapes side by side: broken at spaces if that makes them fit, else upright."""
     room = (width - _BESIDE) / (len(labels) + 0.1) * 0.92
     measure = _measure(figure, _TICKS)
     upright = max(map(measure, " ".join(labels).split())) > room

@@ -1,6 +1,6 @@
 """Results of a measurement: frozen values that convert to JSON and back.
 
-A results file is complete at any time.
+A results file is replaced as a whole after each row, so it can be read at any time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Loop:
-    """Runs back to back: their mean milliseconds, and NVML readings, if any."""
+    """Mean milliseconds of the runs of one loop, and means of NVML readings, if any."""
 
     mean_ms: float
     runs: int
@@ -42,7 +42,7 @@ class Loop:
     power_w: float | None = None  # board power, mean of the loop
 
     def divide(self, repeats: int) -> Loop:
-        """Return the loop with times per attention, for runs of `repeats` attentions."""
+        """Return the loop with times per attention call, for runs of `repeats` calls."""
         return replace(self, mean_ms=self.mean_ms / repeats, runs=self.runs * repeats)
 
 
@@ -84,7 +84,7 @@ class Entry:
     errors: Mapping[str, float] = field(default_factory=dict)  # by tensor: difference from ours
     kernels: tuple[str, ...] = ()
     reason: str = ""
-    uncaptured: Mapping[str, str] = field(default_factory=dict)  # why there is no graph, by pass
+    uncaptured: Mapping[str, str] = field(default_factory=dict)  # by pass: why it has no CUDA graph
 
     def with_timing(self, pass_: str, timing: Timing) -> Entry:
         """Return the entry with an additional timing."""
@@ -122,8 +122,8 @@ class Entry:
 class Row:
     """All baselines on one problem, with one state of L2.
 
-    Passes that are too short to be launched one by one are replayed as graphs. A second row, which
-    is `eager`, has their times with eager launches.
+    Passes that are too short to be launched one by one are replayed as CUDA graphs. A second row,
+    with `eager` True, has the times of the same passes with eager launches.
     """
 
     shape: Shape
@@ -156,12 +156,12 @@ class Row:
         return None if both[0] is None or not both[1] else both[0] / both[1]
 
     def milliseconds(self, name: str, pass_: str) -> float | None:
-        """Return the median time."""
+        """Return a baseline's median milliseconds; None if the pass was not timed."""
         timing = self.entries[name].timings.get(pass_)
         return None if timing is None else timing.median_ms
 
     def teraflops(self, name: str, pass_: str) -> float | None:
-        """Return the rate of visible work; None for a stack, which does more than attention."""
+        """Return TFLOP/s of visible scores; None for a stack, which does more than attention."""
         time = self.milliseconds(name, pass_)
         if time is None or self.shape.layers > 1:
             return None
@@ -250,7 +250,7 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 
 def collect_ratios(rows: Iterable[Row], peer: str, pass_: str) -> list[float]:
-    """Return the existing ratios of all rows; `eager` rows beside graph rows do not count."""
+    """Return the ratios of all rows that have one, without `eager` rows, which repeat others."""
     own = [row for row in rows if peer in row.entries and not row.eager]
     found = [row.ratio(peer, pass_) for row in own]
     return [ratio for ratio in found if ratio is not None]
@@ -301,7 +301,7 @@ def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 def _rate_ratios(
     rows: Iterable[Row], are_held_together: Callable[[Row, Row], bool]
 ) -> list[tuple[Row, str, float]]:
-    """Divide our rate on each row by our rate on each row that it is compared with.
+    """Divide our rate on each row by our rate on each row that is comparable with it.
 
     Returns:
         The first row, the pass and the ratio.
@@ -320,7 +320,7 @@ def _rate_ratios(
 
 
 def write_json(data: Mapping[str, Any], path: Path) -> None:
-    """Replace a file atomically, so that no reader sees half of it."""
+    """Replace a file atomically, so that no reader sees a part of it."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     os.replace(part, path)  # noqa: PTH105 - clearer than Path.replace

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Rough estimates per multiprocessor: half of an H200's speed in 16 bits, a tenth of that in
 # float32.
 _FLOPS_PER_SM: Final = {"bf16": 2.5e12, "fp16": 2.5e12, "fp32": 0.25e12}
-_TRY_OUT: Final = 0.5  # seconds, plus three times both passes
+_TRY_OUT: Final = 0.5  # seconds to check a baseline, besides _PASSES forwards and backwards
 _PASSES: Final = 3
 _COMPILE: Final = {"flex": 12.0, "fa4": 20.0, "fa4-deterministic": 20.0}  # seconds per shape
 
@@ -55,7 +55,7 @@ class ContextLostError(Exception):
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Return the GPU, and every version that affects speed."""
+    """Return the GPU's properties, and the versions of all software that affects speed."""
     driver = read_cuda().driver
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -101,7 +101,7 @@ def _estimate_shape(plan: Plan, shape: Shape, sm_count: int) -> float:
     loops = 0.0
     for pass_ in passes:
         run = shape.layers * count_flops(shape, pass_) / rate
-        both = 2 if run * 1e3 < GRAPHS_BELOW_MS else 1  # with graphs and eagerly
+        both = 2 if run * 1e3 < GRAPHS_BELOW_MS else 1  # timed with graphs and eagerly
         loops += both * ROUNDS * max(plan.seconds * (1 + LEAD), run)
     tried = [name for name in names if name != COPY]
     trial = len(tried) * (_TRY_OUT + _PASSES * count_flops(shape, "both") / rate)
@@ -111,7 +111,7 @@ def _estimate_shape(plan: Plan, shape: Shape, sm_count: int) -> float:
 
 def say_duration(seconds: float) -> str:
     """Write `about 40 s`, `about 12 min`, `about 2 h 10 min`."""
-    if seconds < 90:  # noqa: PLR2004 - one number of seconds is still read at once
+    if seconds < 90:  # noqa: PLR2004 - longer durations are easier to read in minutes
         return f"about {max(10, 10 * round(seconds / 10))} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"about {hours} h {minutes} min" if hours else f"about {minutes} min"

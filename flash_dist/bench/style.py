@@ -19,7 +19,8 @@ _INK: Final = "#222222"
 NOTE: Final = "#555555"
 _GRID: Final = "#dddddd"
 
-# Okabe and Ito's colour-blind safe palette. Ours is the dark colour, light on a dark page.
+# Okabe and Ito's colour-blind safe palette. Ours has the dark colour, replaced by a light one on a
+# dark page.
 COLOURS: Final = {
     OURS: "#1a1a1a",
     OURS_DETERMINISTIC: "#7a7a7a",
@@ -75,8 +76,8 @@ STYLE: Final[dict[str, Any]] = {
     "svg.fonttype": "none",  # keep text as text: small, searchable, in the reader's font
     "svg.hashsalt": "flash_dist",  # equal results give equal files
 }
-# matplotlib's default font, with which text was measured. A reader without this font gets one of
-# the same width.
+# matplotlib's default font, with which the widths of texts were measured. A reader without this
+# font gets one of the same width.
 _FONTS: Final = "'DejaVu Sans', Verdana, sans-serif"
 
 
@@ -91,7 +92,7 @@ def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib
 
 
 def add_style_sheet(svg: str) -> str:
-    """Name the fonts once, and replace colours if the reader prefers dark pages."""
+    """Add a style sheet: the fonts, and other colours for readers who prefer dark pages."""
     rules = "".join(
         f'[style*="{name}: {light}"] {{ {name}: {dark} !important }}\n'
         for light, dark in DARK.items()

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Masked:
-    """The masked scores, [seqlen_q, seqlen_k], and whether any query sees no key."""
+    """Which scores are masked, bool [seqlen_q, seqlen_k], and whether any query sees no key."""
 
     scores: torch.Tensor
     has_empty_row: bool
 
     @classmethod
     def of(cls, problem: Problem) -> Masked | None:
-        """Return the masked scores of a problem; None without a mask."""
+        """Return which scores the problem's mask hides; None if all keys are visible."""
         if problem.visible is None:
             return None
         return cls(~problem.visible, bool((~problem.visible).all(dim=-1).any()))
@@ -68,7 +68,7 @@ def attend_eagerly(
 
 
 def _modify(scores: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-    """Modify scores, [batch, heads, seqlen_q, seqlen_k]."""
+    """Apply score_mod to all scores, [batch, heads, seqlen_q, seqlen_k]."""
     if scoring.score_mod is None:
         return scores
     numbers = (torch.arange(size, device=scores.device) for size in scores.shape)

@@ -11,7 +11,7 @@ _LONGEST: Final = 200
 _FATAL: Final = ("illegal memory access", "unspecified launch failure", "device-side assert")
 
 
-class CannotRun(Exception):  # noqa: N818 - a state, not an error
+class CannotRun(Exception):  # noqa: N818 - an unsupported problem is no error
     """A baseline does not support the problem."""
 
 
@@ -28,10 +28,10 @@ def describe_failure(error: BaseException) -> str:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Return whether the error leaves the GPU's context unusable.
+    """Return whether the error leaves the CUDA context unusable.
 
-    torch appends advice on device-side assertions to every CUDA error, so that advice proves
-    nothing.
+    torch appends advice on device-side assertions to every CUDA error, so the line with that
+    advice is ignored.
     """
     said = [line for line in str(error).splitlines() if "TORCH_USE_CUDA_DSA" not in line]
     return any(phrase in line for line in said for phrase in _FATAL)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-_LARGE: Final = 1 << 30  # from this many scores on, compiled code makes the block mask
+_LARGE: Final = 1 << 30  # with more scores than this, create_block_mask is compiled
 
 
 def make_flex(problem: Problem) -> Attend:
@@ -27,9 +27,9 @@ def make_flex(problem: Problem) -> Attend:
     dynamo is reset, and `fullgraph` raises instead. Donated buffers are off, because the backward
     runs many times on one graph.
     """
-    import torch._functorch.config as functorch  # noqa: PLC0415 - takes a second
+    import torch._functorch.config as functorch  # noqa: PLC0415 - the import takes a second
 
-    torch._dynamo.reset()  # noqa: SLF001 - public by documentation
+    torch._dynamo.reset()  # noqa: SLF001 - torch documents this function
     functorch.donated_buffer = False
     compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     shape = problem.shape

@@ -7,7 +7,7 @@ from typing import Final
 from ...toolkit.errors import UsageError
 
 OURS: Final = "ours"
-DETERMINISTIC: Final = "-deterministic"  # torch's deterministic mode, or the package's option
+DETERMINISTIC: Final = "-deterministic"  # suffix: deterministic mode of torch or of a package
 OURS_DETERMINISTIC: Final = OURS + DETERMINISTIC
 OWN: Final = (OURS, OURS_DETERMINISTIC)
 CUDNN_FLEX: Final = "cudnn-flex"
@@ -76,7 +76,7 @@ def parse_states(text: str) -> tuple[str, ...]:
 
 
 def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return our attention, the peers and, if a peer uses deterministic mode, ours in that mode."""
+    """Return ours and the peers; also ours in deterministic mode if a peer uses that mode."""
     return (*(OWN if any(map(in_deterministic_mode, peers)) else (OURS,)), *peers)
 
 

@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
     from .problem import Problem
 
-    Attend = Callable[..., torch.Tensor]  # of the inputs of a problem
+    Attend = Callable[..., torch.Tensor]  # from a problem's inputs to out
 
-_PAGE: Final = 64  # keys per page of latent keys
+_PAGE: Final = 64  # keys per page of an MLA cache
 
 
 def make_ours(problem: Problem) -> Attend:
-    """Return a function that computes our attention of a problem."""
+    """Return a function that computes a problem's attention with our kernels."""
     if problem.shape.documents:
         return _make_packed(problem)
     if problem.shape.latent:
         return _make_latent(problem)
     if problem.shape.cached:
         return _make_cached()
-    from ...attention.batched import flash_attn_func  # noqa: PLC0415 - an import error belongs to the row
+    from ...attention.batched import flash_attn_func  # noqa: PLC0415 - import errors are reported in the row
 
     func: Any = flash_attn_func
     arguments = mask_arguments(problem) | score_arguments(problem)

@@ -1,4 +1,4 @@
-"""Attention of other packages, which have an argument for determinism.
+"""Attention functions of other packages, which can make their backward deterministic.
 
 `fa4` is flash_attn.cute, `fa3` calls the kernels of flash_attn_3, `cudnn-flex` is the interval
 attention of cudnn-frontend. Their functions differ between releases. If the installed release lacks
@@ -32,7 +32,7 @@ _MODULES: Final = {
     "fa3": "flash_attn_interface",
     CUDNN_FLEX: "cudnn.flex_attention",
 }
-_OPERATORS: Final = "flash_attn_3._C"  # registers fwd and bwd below torch.ops.flash_attn_3
+_OPERATORS: Final = "flash_attn_3._C"  # registers torch.ops.flash_attn_3.fwd and bwd
 _MASKS: Final = ("full", "causal", "window")
 
 
@@ -80,7 +80,7 @@ def _make_flash_attention(base: str, problem: Problem, *, deterministic: bool) -
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         found = func(q, k, v, **wanted)
-        out: Tensor = found[0] if isinstance(found, tuple) else found  # some return lse, too
+        out: Tensor = found[0] if isinstance(found, tuple) else found  # some also return lse
         return out
 
     return attend
@@ -97,7 +97,7 @@ def _make_cudnn_flex(problem: Problem, *, deterministic: bool) -> Attend:
     packing = _describe_packing(problem) if problem.shape.documents else {}
     try:
         plan = create(make_interval_ends(problem), *problem.inputs, **packing)
-    except (NotImplementedError, TypeError, ValueError) as error:  # the package refuses the call
+    except (NotImplementedError, TypeError, ValueError) as error:  # an unsupported problem
         raise CannotRun(str(error).splitlines()[0]) from error
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def _is_there(module: str) -> bool:
     package, *inside = module.split(".")
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # installed by hand, not as a package
+    except ValueError:  # a module without __spec__
         return False
     if spec is None or not inside:
         return spec is not None
@@ -148,7 +148,7 @@ def _is_there(module: str) -> bool:
 
 
 def _find_function(base: str, function: str) -> Callable[..., Any]:
-    """Import a function of a package; for fa3, the operators are enough."""
+    """Import a function of a package; fall back to the operators of fa3."""
     try:
         module = importlib.import_module(_MODULES[base])
     except ImportError as error:
@@ -169,7 +169,7 @@ def _find_function(base: str, function: str) -> Callable[..., Any]:
 
 
 def _load_operators() -> bool:
-    with suppress(ImportError):  # another library may have registered them
+    with suppress(ImportError):  # another library may have registered the operators
         importlib.import_module(_OPERATORS)
     return hasattr(torch.ops.flash_attn_3, "fwd") and hasattr(torch.ops.flash_attn_3, "bwd")
 
@@ -187,7 +187,7 @@ def attend_by_operators(  # noqa: PLR0913 - the signature of the function it rep
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
 ) -> Tensor:
-    """Call `torch.ops.flash_attn_3` as its `flash_attn_func` and `flash_attn_varlen_func` do."""
+    """Call the operators of FA3 as its `flash_attn_func` and `flash_attn_varlen_func` do."""
     options = {
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
@@ -207,7 +207,7 @@ class _ByOperators(torch.autograd.Function):
     """Forward and backward through the operators; `more` are arguments of the backward only."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:  # noqa: ANN401 - torch's
+    def forward(ctx: Any, *arguments: Any) -> Tensor:  # noqa: ANN401 - torch's signature
         q, k, v, options, more = arguments
         out: Tensor
         out, lse, *_ = torch.ops.flash_attn_3.fwd(q, k, v, **options, num_splits=1)
@@ -216,7 +216,7 @@ class _ByOperators(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # noqa: ANN401 - torch's
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # noqa: ANN401 - torch's signature
         q, k, v, out, lse = ctx.saved_tensors
         found = tuple(torch.empty_like(x) for x in (q, k, v))
         torch.ops.flash_attn_3.bwd(grads[0], q, k, v, out, lse, *found, **ctx.arguments)

@@ -33,7 +33,7 @@ class Problem:
 
     @classmethod
     def draw(cls, shape: Shape, device: torch.device, *, seed: int = 0) -> Problem:
-        """Return a problem with random tensors, of which all but dout require gradients."""
+        """Return a problem with random tensors; all but dout require gradients."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def draw(*size: int) -> Tensor:
@@ -82,7 +82,7 @@ class Problem:
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """First token of each packed document, and the end."""
+        """First token of each packed document, and the total number of tokens."""
         begins = [0, *accumulate(self.shape.documents)]
         return torch.tensor(begins, dtype=torch.int32, device=self.device)
 
@@ -101,7 +101,7 @@ class Problem:
 
     @cached_property
     def intervals(self) -> tuple[Tensor, Tensor]:
-        """First and end key of every query."""
+        """First visible key of every query, and the key after its last visible one."""
         pairs = list(self.shape.mask.intervals(self.shape.seqlen_q, self.shape.seqlen_k))
         found = torch.tensor(pairs, dtype=torch.int32, device=self.device)
         return found[:, 0].contiguous(), found[:, 1].contiguous()

@@ -34,7 +34,7 @@ class Scoring:
     sinks: Tensor | None = None
 
     def weigh(self, out: Tensor, lse: Tensor) -> Tensor:
-        """Scale rows of out, [batch, heads, seqlen_q, head_dim], for the weight of the sink."""
+        """Scale out, [batch, heads, seqlen_q, head_dim], by the softmax weight that sinks leave."""
         if self.sinks is None:
             return out
         part = torch.sigmoid(lse - self.sinks[:, None])
@@ -45,7 +45,7 @@ PLAIN: Final = Scoring()
 
 
 def alibi_slopes(problem: Problem) -> Tensor:
-    """Return one slope per query head, a geometric sequence, float32."""
+    """Return one ALiBi slope per query head, in a geometric sequence, float32."""
     heads = problem.shape.num_heads_q
     steps = torch.arange(1, heads + 1, dtype=torch.float32, device=problem.device)
     return torch.exp2(-_STEEPEST * steps / heads)
@@ -72,10 +72,10 @@ def score_arguments(problem: Problem) -> dict[str, Any]:
 
 
 def make_scoring(problem: Problem) -> Scoring:
-    """Return the score modification as a function of a score.
+    """Return the score modification as a function of a score, or as sinks.
 
     Raises:
-        CannotRun: The modification is no function of a score.
+        CannotRun: The problem has a bias or dropout instead.
     """
     scores = problem.shape.scores
     if scores in FEATURES:

@@ -26,7 +26,7 @@ BACKENDS: Final = {
 
 
 def make_sdpa(name: str, problem: Problem) -> Attend:
-    """Return one backend's attention; inputs are views of [batch, seqlen, heads, head_dim]."""
+    """Return attention with one backend of SDPA, on inputs [batch, seqlen, heads, head_dim]."""
     base = name.removesuffix(DETERMINISTIC)
     if problem.shape.documents or problem.shape.scores != "dropout":
         require_plain_scores(problem)
@@ -40,7 +40,7 @@ def make_sdpa(name: str, problem: Problem) -> Attend:
     elif problem.visible is not None:
         arguments["attn_mask"] = problem.visible
     group = shape.num_heads_q // shape.num_heads_kv
-    expanded = group > 1 and backend is SDPBackend.EFFICIENT_ATTENTION  # no grouped heads
+    expanded = group > 1 and backend is SDPBackend.EFFICIENT_ATTENTION  # does not support GQA
     if group > 1 and not expanded:
         arguments["enable_gqa"] = True
 
@@ -56,14 +56,14 @@ def make_sdpa(name: str, problem: Problem) -> Attend:
 
 
 def expand_heads(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Repeat each head of [batch, seqlen, heads, head_dim] `group` times; view a single head."""
+    """Repeat each head of [batch, seqlen, heads, head_dim] `group` times; do not copy one head."""
     if x.shape[2] == 1:
         return x.expand(-1, -1, group, -1)
     return x.repeat_interleave(group, dim=2)
 
 
 def _try_out(attend: Attend, problem: Problem) -> None:
-    """Run once; torch gives the reason for a refusal as warnings."""
+    """Run once; if torch refuses, raise CannotRun with the reason from its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -83,7 +83,7 @@ def pack(lengths: tuple[int, ...], head_dim: int, mask: Mask) -> Shape:
 
 
 def seed_shapes() -> tuple[Shape, ...]:
-    """Return the block-causal shapes of robotics policies, and 18 layers of the first one."""
+    """Return block-causal shapes of robotics policies, and 18 stacked layers of the first shape."""
     mask = Mask("block-causal", (_BLOCKS,))
     return (
         square(2, 1024, (8, 1), 256, mask),
@@ -95,7 +95,7 @@ def seed_shapes() -> tuple[Shape, ...]:
 
 
 def document_lengths() -> tuple[int, ...]:
-    """Return 64 lengths of 100 to 4000 tokens, equal on every machine; 64 divides their sum."""
+    """Return the same 64 lengths of 100 to 4000 tokens on every machine; 64 divides their sum."""
     generator = random.Random(_DOCUMENT_SEED)  # noqa: S311 - not for secrets
     low, high = _DOCUMENT_LENGTHS
     lengths = [generator.randint(low, high) for _ in range(_DOCUMENTS)]
@@ -107,7 +107,7 @@ def document_lengths() -> tuple[int, ...]:
 def varlen_shapes() -> tuple[Shape, ...]:
     """Return packed documents of unequal lengths, and of equal lengths with the same total.
 
-    The equal lengths also occur as a batch, not packed.
+    The documents of equal length also occur as a batch.
     """
     unequal = document_lengths()
     length = sum(unequal) // len(unequal)

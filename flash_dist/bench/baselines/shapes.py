@@ -39,9 +39,9 @@ _NUMBERS: Final = {
     "prefix": 1,
     "random": 1,
 }
-_ALL: Final = 100  # percent
+_ALL: Final = 100  # percent of the keys
 
-BACKWARD: Final = 2.5  # backward over forward: five products instead of two
+BACKWARD: Final = 2.5  # FLOPs of backward over forward: five matrix products instead of two
 
 # The second forward of a checkpoint does not count as work.
 FACTORS: Final = {
@@ -56,8 +56,8 @@ FACTORS: Final = {
 class Mask:
     """A mask. Written and parsed as `window:128,0`.
 
-    Each query sees one interval of keys. With `random:50` each query sees another random half of
-    the keys.
+    Each query sees one interval of keys. With `random:50` each query sees a different random half
+    of the keys.
     """
 
     kind: str
@@ -86,7 +86,9 @@ class Mask:
         return f"{self.kind}:{numbers}" if numbers else self.kind
 
     def intervals(self, seqlen_q: int, seqlen_k: int) -> Iterator[tuple[int, int]]:
-        """Return first and end key of every query. Causal and window align to the bottom right.
+        """Yield each query's first visible key and the key after its last visible one.
+
+        Causal and window masks align to the bottom right.
 
         Raises:
             ValueError: The mask is random.
@@ -127,11 +129,12 @@ CAUSAL: Final = Mask("causal")
 
 @dataclass(frozen=True)
 class Shape:
-    """One problem. `documents` are the lengths of packed documents; empty: not packed.
+    """One problem.
 
-    A cached problem has k and v in a cache, and only a forward; v may be part of k. layers is the
-    number of layers that follow each other. scores is a score modification, one of SCORES or
-    FEATURES.
+    documents: Lengths of packed documents; empty for a problem that is not packed.
+    layers: Number of attention layers in a stack.
+    cached: k and v are a KV cache, so there is only a forward; v may be a part of k (MLA).
+    scores: A score modification, one of SCORES or FEATURES.
     """
 
     batch: int

@@ -49,7 +49,7 @@ def make_attend(name: str, problem: Problem) -> Attend:
 def determinism_of(name: str) -> Iterator[None]:
     """Use torch's deterministic mode within this context if the baseline's name says so.
 
-    torch then also fills new memory: outputs, and workspaces of a peer.
+    In that mode torch also fills newly allocated memory: outputs, and workspaces of a peer.
     """
     if not in_deterministic_mode(name):
         yield
@@ -62,7 +62,7 @@ def determinism_of(name: str) -> Iterator[None]:
 
 
 def bind(name: str, run: Run) -> Run:
-    """Return a run that uses the mode of its baseline."""
+    """Return a run that uses torch's deterministic mode if the baseline's name says so."""
     if not in_deterministic_mode(name):
         return run
 

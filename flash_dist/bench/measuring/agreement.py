@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 NAMES: Final = ("out", "dq", "dk", "dv", "dbias")
 LIMITS: Final = {"bf16": 0.1, "fp16": 0.05, "fp32": 0.01}
-FLOAT64_LIMIT: Final = 1e-4  # fp32: max error relative to the max value
+FLOAT64_LIMIT: Final = 1e-4  # float32: largest error relative to the largest value
 
 _BY_ROW: Final = ("out", "dv")  # weighted sums with positive weights: rows do not cancel to 0
 
@@ -44,18 +44,18 @@ def measure_errors(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> dic
 def _worst_row(a: Tensor, b: Tensor) -> float:
     a, b = a.float(), b.float()
     difference, norm = (a - b).norm(dim=-1), b.norm(dim=-1)
-    floor = 1e-3 * float(norm.median())  # for rows without visible keys
+    floor = 1e-3 * float(norm.median())  # avoids division by 0 in rows without visible keys
     return float((difference / norm.clamp_min(max(floor, 1e-30))).nan_to_num(torch.inf).max())
 
 
 def _relative_norm(a: Tensor, b: Tensor) -> float:
     a, b = a.float(), b.float()
     error = float((a - b).norm() / b.norm().clamp_min(1e-30))
-    return error if error == error else float("inf")  # noqa: PLR0124 - NaN
+    return error if error == error else float("inf")  # noqa: PLR0124 - False for NaN
 
 
 def measure_against_float64(found: tuple[Tensor, ...], problem: Problem) -> dict[str, float]:
-    """Return max error over max value of out, dq, dk, dv against float64."""
+    """Return the largest error over the largest float64 value, for out, dq, dk and dv."""
     wanted = _compute_float64(problem)
     return {
         name: float((a.double() - b).abs().max() / b.abs().max())

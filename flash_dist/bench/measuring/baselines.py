@@ -55,14 +55,14 @@ class Baselines:
             release_memory(self.problem.device)
 
     def keep_uncaptured(self, name: str, pass_: str, error: Exception) -> None:
-        """Record why a pass has no graph; the baseline is not excluded."""
+        """Record why a pass has no CUDA graph, without excluding the baseline."""
         entry = self.entries[name]
         reasons = {**entry.uncaptured, pass_: describe_failure(error)}
         self.entries[name] = replace(entry, uncaptured=reasons)
         release_memory(self.problem.device)
 
     def forget_times(self) -> None:
-        """Drop all times before L2 is put into another state."""
+        """Drop all times, before the same baselines are timed with another state of L2."""
         self.entries = {
             name: replace(entry, timings={}, uncaptured={}) for name, entry in self.entries.items()
         }

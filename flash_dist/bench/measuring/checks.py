@@ -53,7 +53,7 @@ def _try_out(baselines: Baselines, name: str, results: Results) -> None:
 def _compare(baselines: Baselines, name: str, results: Results) -> dict[str, float]:
     """Return the errors, and report those that are too large."""
     shape = baselines.problem.shape
-    if name == PLAIN or shape.scores == "dropout":  # every call drops other weights
+    if name == PLAIN or shape.scores == "dropout":  # other scores, or other dropped weights
         return {}
     if name == OURS:
         if shape.dtype != "fp32" or shape.documents or shape.scores:
@@ -64,7 +64,7 @@ def _compare(baselines: Baselines, name: str, results: Results) -> dict[str, flo
         errors = measure_errors(results[name], results[OURS])
         limit, whom = LIMITS[shape.dtype], OURS
         if name == OURS_DETERMINISTIC:
-            limit = 0.0  # deterministic mode changes nothing
+            limit = 0.0  # deterministic mode changes no bit
     else:
         return {}
     for tensor, error in errors.items():
@@ -107,7 +107,7 @@ def _is_runtime(name: str) -> bool:
 
 
 def compute_as(name: str, attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
-    """Return a baseline's out, dq, dk, dv in its own mode."""
+    """Return a baseline's out, dq, dk and dv, with deterministic mode if its name says so."""
     found: list[tuple[Tensor, ...]] = []
     bind(name, lambda: found.append(compute(attend, problem)))()
     return found[0]

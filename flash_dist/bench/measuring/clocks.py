@@ -1,4 +1,4 @@
-"""Time runs on a GPU: single runs, events around many, and CUDA graphs."""
+"""Time runs on a GPU: one at a time, many between two events, or in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Mark(Protocol):
     def synchronize(self) -> None:
         """Wait until all work launched before this moment is done."""
 
-    def elapsed_time(self, later: Any, /) -> float:  # noqa: ANN401 - an event of the same class
+    def elapsed_time(self, later: Any, /) -> float:  # noqa: ANN401 - a mark of the same class
         """Return the milliseconds until a later mark; both must have been synchronized."""
 
 
@@ -54,8 +54,8 @@ class Clock(Protocol):
 class GpuClock:
     """Times runs with events.
 
-    Before a run that is timed alone, the GPU sleeps for as long as the CPU needs to launch it, so
-    that launches are not measured. Cold: a buffer larger than L2 is written before the run.
+    Before a run that is timed alone, the GPU sleeps for as long as the CPU needs to launch the run,
+    so that launches are not measured. A cold run follows a write of a buffer larger than L2.
     """
 
     captures = True
@@ -74,7 +74,7 @@ class GpuClock:
         """Launch a run between two events."""
         if cold:
             self._flush.zero_()
-        torch.cuda._sleep(int(cover_us * _CYCLES_PER_US))  # noqa: SLF001 - no public function idles
+        torch.cuda._sleep(int(cover_us * _CYCLES_PER_US))  # noqa: SLF001 - no public sleep
         begin = self.mark()
         run()
         end = self.mark()
@@ -94,8 +94,8 @@ class GpuClock:
     def capture(self, make: Callable[[], Run], repeats: int) -> Run:
         """Capture runs in a CUDA graph.
 
-        NOTE: autograd runs a backward on the stream of its forward, so the run is made on the
-        stream of the capture, too.
+        NOTE: autograd runs a backward on the stream of its forward, so `make`, which may run a
+        forward, is called on the stream of the capture.
         """
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -111,7 +111,7 @@ class GpuClock:
                 run()
 
         def replay(kept: Run = run) -> None:
-            del kept  # keep the graph's inputs alive until here
+            del kept  # only held: its tensors live as long as the graph
             graph.replay()
 
         return replay

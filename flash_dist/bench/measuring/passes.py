@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Timings = dict[str, Timing]
 
 GRAPHS_BELOW_MS: Final = 0.3  # shorter passes would mostly measure launches
-_GRAPH_MS: Final = 1.0  # work per graph, so that gaps between graphs do not matter
+_GRAPH_MS: Final = 1.0  # GPU time of a graph, long enough to hide gaps between graphs
 _MOST_REPEATS: Final = 64
 _PARAMETER_SCALE: Final = 0.02
 
@@ -56,7 +56,7 @@ class Pass:
         return self._time_graphs({name: short[name] for name in timings}), timings
 
     def _taking_part(self) -> tuple[str, ...]:
-        """Return the baselines that have not failed; only a forward or a backward has the copy."""
+        """Return the baselines that have not failed; the copy has only a forward and a backward."""
         entry = self.baselines.entries.get(COPY)
         copied = entry is not None and self.name in {"forward", "backward"} and not entry.reason
         return (*self.baselines.attends, *([COPY] if copied else []))
@@ -77,12 +77,12 @@ class Pass:
         return make_run(name, self.baselines.attends[name], problem, self.name)
 
     def _find_short(self, runs: dict[str, Run]) -> dict[str, float]:
-        """Return all times if the fastest attention is short enough for graphs, else `{}`."""
+        """Return a first time of each run if the fastest is short enough for graphs, else `{}`."""
         times: dict[str, float] = {}
         for name in tuple(runs):
             try:
                 times[name] = probe(name, runs[name], self.clock, cold=self.cold).milliseconds
-            except RunFailed as failed:  # noqa: PERF203 - a probe takes far longer
+            except RunFailed as failed:  # noqa: PERF203 - a probe takes far longer than `try`
                 del runs[name]
                 self.baselines.fail(name, failed.error)
         least = min((times[name] for name in times if name != COPY), default=GRAPHS_BELOW_MS)
@@ -104,13 +104,13 @@ class Pass:
                     repeats=repeats,
                     tell=lambda who: self.tell(f"{what}, {who}"),
                 )
-            except RunFailed as failed:  # noqa: PERF203 - loops take far longer
+            except RunFailed as failed:  # noqa: PERF203 - loops take far longer than `try`
                 del runs[failed.name]
                 self.baselines.fail(failed.name, failed.error)
         return {}
 
     def _time_graphs(self, times: Mapping[str, float]) -> Timings:
-        """Time replays; a baseline that cannot be captured is kept, with the reason."""
+        """Time replays of graphs; record why a baseline cannot be captured, and keep it."""
         runs: dict[str, Run] = {}
         repeats: dict[str, int] = {}
         for name, milliseconds in times.items():
@@ -177,7 +177,7 @@ def _make_checkpointed(attend: Attend, problem: Problem) -> Run:
 def _differentiate(out: torch.Tensor, problem: Problem, *, retain_graph: bool = False) -> object:
     return torch.autograd.grad(
         out, problem.inputs, problem.dout, retain_graph=retain_graph, allow_unused=True
-    )  # `plain` reads no bias
+    )  # `plain` does not use the bias
 
 
 class Stack:

@@ -57,7 +57,7 @@ class Probe:
 
 
 def probe(name: str, run: Run, clock: Clock, *, cold: bool) -> Probe:
-    """Time a few runs, each alone and without its launch; only one run if it is long.
+    """Time a few runs, each alone and without its launch; a long run is timed only once.
 
     Raises:
         RunFailed: The run raised.
@@ -97,8 +97,9 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
         runs: The runs by baseline.
         clock: The clock of the device of the runs.
         seconds: Length of a loop. Each baseline has three loops.
-        cold: Empty L2 before each run. Runs are then timed one by one, each after a flush.
-        repeats: Number of attentions in a run. Given for graphs, whose runs are replays.
+        cold: Flush L2 before each run, and time the runs one by one.
+        repeats: By baseline, the number of attention calls in a run, which replays a graph; None if
+            runs are no graphs.
         tell: Called with each baseline before it runs.
 
     Raises:
@@ -122,7 +123,7 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
 
 
 def _summarize(loops: list[Loop], found: Probe, repeats: int, *, graph: bool) -> Timing:
-    """Return the median of the loops' times for one attention."""
+    """Return the median over the loops of the mean time of one attention call."""
     per_run = tuple(loop.divide(repeats) for loop in loops)
     means = [loop.mean_ms for loop in per_run]
     return Timing(
@@ -151,10 +152,10 @@ class Chunk:
 
 
 def _loop_warm(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
-    """Run back to back: each run finds in L2 what the previous run has left there."""
+    """Run back to back: each run finds in L2 what the previous run left there."""
     chunk = Chunk.of(found, min(_CHUNK_SECONDS, seconds / _CHUNKS))
     lead = seconds * LEAD
-    if found.milliseconds / 1e3 < lead:  # otherwise a single run is as long as the warm-up
+    if found.milliseconds / 1e3 < lead:  # otherwise the probe was warm-up enough
         _launch_for(lead, run, clock, chunk)
     readings: list[Reading] = []
     marks, runs = _launch_for(seconds, run, clock, chunk, readings)
@@ -175,7 +176,7 @@ def _launch_for(
         for _ in range(chunk.runs):
             run()
         marks.append(clock.mark())
-        if readings is not None:  # each was read while the device works
+        if readings is not None:  # read while the GPU runs the chunk just launched
             readings.append(clock.read())
         marks[-2].synchronize()
     marks[-1].synchronize()
@@ -191,7 +192,7 @@ def _loop_cold(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
     end = time.perf_counter() + seconds * (1 + LEAD)
     while not times or time.perf_counter() < end:
         reads = [clock.start(run, cold=True, cover_us=cover_us) for _ in range(_COLD_RUNS)]
-        readings.append(clock.read())  # read while the device works
+        readings.append(clock.read())  # read while the GPU still works
         clock.wait()
         times += [read() for read in reads]
     kept = times[int(len(times) * LEAD / (1 + LEAD)) :]

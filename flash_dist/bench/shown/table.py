@@ -1,4 +1,4 @@
-"""Print measurements: one table per pass, and below it the reasons of missing values."""
+"""Print measurements: one table per pass, and below them the reasons for missing values."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 _NONE: Final = "-"
 _MEGA: Final = 1 << 20
-_MOST_ALONE: Final = 2  # with more peers, a column shows the fastest
+_MOST_ALONE: Final = 2  # with more peers than this, a column shows the fastest
 _GAP: Final = 2
-_LONG_TIME: Final = 100  # milliseconds
-_SMALL_RATE: Final = 10  # TFLOP/s
-_LONG: Final = 32768  # from this many queries on, memory limits what runs
+_LONG_TIME: Final = 100  # milliseconds; longer times get one decimal
+_SMALL_RATE: Final = 10  # TFLOP/s; lower rates get one decimal
+_LONG: Final = 32768  # with more queries than this, memory limits what can run
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Print all tables of a report, compactly."""
+    """Print all tables of a report, and sentences around them."""
     for line in describe_run(report):
         print_line(console, line)
     notes = Notes()
@@ -61,7 +61,7 @@ def print_report(console: Console, report: Report) -> None:
 
 
 class Notes:
-    """Numbered reasons; equal reasons share a number."""
+    """Numbered reasons for missing values; equal reasons share a number."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -193,7 +193,7 @@ def _peer_cell(row: Row, peer: str, pass_: str, notes: Notes) -> str:
         tail = f" ({memory:.1f} mem)" if memory is not None and row.shape.layers > 1 else ""
         return f"{ratio:.2f}{tail}"
     time = row.milliseconds(peer, pass_)
-    if time is not None:  # our row has no ratio
+    if time is not None:  # ours has no time, so there is no ratio
         return f"{format_time(time)} ms"
     if pass_ in entry.uncaptured:
         return f"no graph {notes.refer(f'{peer}: {entry.uncaptured[pass_]}')}"
@@ -201,7 +201,7 @@ def _peer_cell(row: Row, peer: str, pass_: str, notes: Notes) -> str:
 
 
 def format_time(milliseconds: float) -> str:
-    """Write three or four digits."""
+    """Write milliseconds, with fewer decimals for longer times."""
     if milliseconds < 1:
         return f"{milliseconds:.4f}"
     return f"{milliseconds:.3f}" if milliseconds < _LONG_TIME else f"{milliseconds:.1f}"

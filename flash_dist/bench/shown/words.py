@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from ..results import Report, Row
 
-_FAR: Final = 0.05  # report rounds that differ by more than this
+_FAR: Final = 0.05  # rounds are reported if they differ by more than this fraction
 _MOST_KERNELS: Final = 6
 _LONGEST_KERNEL: Final = 48
 
 
 def describe_run(report: Report) -> Iterator[str]:
-    """Describe where the run took place, and what the numbers mean."""
+    """Describe the machine of a run, and what the values in the tables mean."""
     machine = report.machine
     packages = sorted({name.removesuffix(DETERMINISTIC) for name in report.peers} & {*PACKAGES})
     names = ("driver", "torch", "cudnn", "triton", *packages, "flash_dist")
@@ -85,7 +85,8 @@ def describe_load(report: Report) -> Iterator[str]:
 def summarize(rows: Sequence[Row], pass_: str, peers: Sequence[str]) -> Iterator[str]:
     """Yield a line per peer with the means of all rows and of each group, and the lowest ratio.
 
-    Further lines compare our rates on unequal and equal documents, and on packs and batches.
+    Further lines compare our rates on documents of unequal and equal lengths, and on packed and
+    batched documents.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -120,7 +121,7 @@ def _group_of(row: Row) -> str:
 
 
 def describe_checks(report: Report) -> Iterator[str]:
-    """Describe determinism, agreement with ours and kernels of each baseline, and all faults."""
+    """Describe each baseline's determinism, agreement with ours and kernels; list all faults."""
     names = report.baselines
     attentions = [name for name in names if name != COPY]
     certain = [name for name in attentions if is_deterministic(name)]
