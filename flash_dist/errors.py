@@ -1,7 +1,7 @@
-"""Errors that this package raises on purpose: its public ones, and those of the toolkit.
+"""Errors that this package raises on purpose, under their public names.
 
-The toolkit serves any package, so its base class has a general name. This module gives that class
-its public name, which tracebacks and pickles show.
+The toolkit, which serves any package, defines them, so their base class has a general name there.
+This module gives the base class its public name, which tracebacks and pickles show.
 """
 
 from .toolkit.errors import (

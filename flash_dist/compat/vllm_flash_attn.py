@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _VERSIONS: Final = (2, 3, 4)
-# Arguments of some versions that are refused unless they change nothing, and the reason.
+# Unsupported arguments of some vLLM versions, which must be None, and why.
 _REFUSED: Final = {
     "aux_tensor_leading_dims": "kernels are compiled before a function of scores is known",
     "aux_tensors": "kernels are compiled before a function of scores is known",
@@ -95,16 +95,16 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
     block_table: Tensor | None = None,
     return_softmax_lse: bool = False,
     out: Tensor | None = None,
-    scheduler_metadata: Tensor | None = None,  # noqa: ARG001 - of FlashAttention-3
-    q_descale: Tensor | None = None,  # noqa: ARG001 - of 8-bit inputs
-    k_descale: Tensor | None = None,  # noqa: ARG001 - of 8-bit inputs
-    v_descale: Tensor | None = None,  # noqa: ARG001 - of 8-bit inputs
-    num_splits: int = 0,  # noqa: ARG001 - no result depends on it
+    scheduler_metadata: Tensor | None = None,  # noqa: ARG001 - only FlashAttention-3 uses it
+    q_descale: Tensor | None = None,  # noqa: ARG001 - for 8-bit inputs only
+    k_descale: Tensor | None = None,  # noqa: ARG001 - for 8-bit inputs only
+    v_descale: Tensor | None = None,  # noqa: ARG001 - for 8-bit inputs only
+    num_splits: int = 0,  # noqa: ARG001 - does not change the result
     output_scale: None = None,
     fa_version: int = 2,
     s_aux: Tensor | None = None,
     cp_world_size: int = 1,
-    cp_rank: int = 0,  # noqa: ARG001 - of cp_world_size
+    cp_rank: int = 0,  # noqa: ARG001 - must be 0 in a world of 1
     cp_tot_seqused_k: None = None,
     **others: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -119,13 +119,13 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
         k: [num_pages, page_size, num_heads_kv, head_dim] with block_table, else [total_k,
             num_heads_kv, head_dim].
         v: Likewise, with head_dim_v.
-        max_seqlen_q: Queries of the longest sequence or more.
+        max_seqlen_q: At least the number of queries of the longest sequence.
         cu_seqlens_q: [batch + 1], int32.
-        max_seqlen_k: Keys of the longest sequence or more.
+        max_seqlen_k: At least the number of keys of the longest sequence.
         cu_seqlens_k: [batch + 1], int32, of packed keys. Not with block_table.
-        seqused_k: [batch], int32: the keys of each sequence in pages.
+        seqused_k: [batch], int32: number of keys of each sequence in pages.
         block_table: [batch, pages], int32.
-        window_size: (left, right), -1 for no bound; None for none.
+        window_size: (left, right), -1 for no bound; None for no window.
         return_softmax_lse: Return (out, lse).
         out: Filled and returned: [total_q, num_heads_q, head_dim_v], dtype and device of q. It must
             not overlap q, k, v, s_aux and alibi_slopes.
@@ -135,10 +135,10 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
         out, or (out, lse) with lse as [num_heads_q, total_q] in float32.
 
     Raises:
-        ValueError: An argument asks for something unsupported, out does not fit, or neither or both
-            of cu_seqlens_k and seqused_k are given.
+        ValueError: An argument is not supported, out has a wrong shape or overlaps an input, or
+            neither or both of cu_seqlens_k and seqused_k are given.
         TypeError: A dtype is not supported, or an argument is unknown.
-        RuntimeError: out is given and gradients are wanted.
+        RuntimeError: out is given, and a tensor requires a gradient.
     """
     require_known(flash_attn_varlen_func, others, _REFUSED)
     _refuse({"q_v": q_v, "output_scale": output_scale, "cp_tot_seqused_k": cp_tot_seqused_k})
@@ -210,7 +210,7 @@ def _check_out(out: Tensor, q: Tensor, v: Tensor, **others: Tensor | None) -> No
         )
         raise RuntimeError(message)
     for name, x in inputs.items():
-        if not torch.compiler.is_compiling() and _overlap(out, x):  # a graph has no addresses
+        if not torch.compiler.is_compiling() and _overlap(out, x):  # a graph knows no addresses
             message = f"out must not overlap {name}, got tensors that share memory"
             raise ValueError(message)
 

@@ -25,11 +25,11 @@ class Arriving:
     """Tensors that are being received from the previous rank."""
 
     received: Tensors
-    sent: Tensors  # must stay alive until sent
+    sent: Tensors  # keeps the memory until the send is done
     works: Sequence[Work]
 
     def wait(self) -> Tensors:
-        """Return the tensors; on a GPU the current stream waits, not the host."""
+        """Return the received tensors; on a GPU only the current stream waits for them."""
         for work in self.works:
             work.wait()
         self.sent = ()
@@ -38,7 +38,7 @@ class Arriving:
 
 @dataclass(frozen=True)
 class Ring:
-    """The ranks of a group in order; the last one's neighbour is the first."""
+    """The ranks of a process group in order; the last rank sends to the first."""
 
     group: ProcessGroup | None
     rank: int
@@ -49,7 +49,8 @@ class Ring:
         """Return the ring of a group, whose backend must support tensors of a device.
 
         Raises:
-            GroupError: There is no group, this rank is not in it, or its backend does not fit.
+            GroupError: There is no group, this rank is not in it, or its backend does not support
+                the device.
         """
         rank, size = find_rank(group)
         backend = str(dist.get_backend(group))
@@ -62,11 +63,11 @@ class Ring:
         return cls(group, rank, size)
 
     def pass_on(self, *tensors: Tensor) -> Arriving:
-        """Send contiguous tensors to the next rank; receive such tensors from the previous rank.
+        """Send contiguous tensors to the next rank; receive equal shapes from the previous rank.
 
         NOTE: NCCL sends with a kernel, and an attention kernel occupies every multiprocessor until
-        it ends. The kernel that starts first delays the other. So send before small work, not right
-        before attention.
+        it ends. The kernel that starts first delays the other. So call this before small kernels,
+        not right before attention.
         """
         if self.size == 1 or not any(x.numel() for x in tensors):
             return Arriving(tensors, tensors, ())
@@ -80,11 +81,11 @@ class Ring:
         return Arriving(received, tensors, dist.batch_isend_irecv(operations))
 
     def find_source(self, step: int) -> int:
-        """Return the rank whose tensors this rank has after `step` steps of passing on."""
+        """Return the rank whose tensors this rank holds after `step` calls of `pass_on`."""
         return (self.rank - step) % self.size
 
     def require_same(self, *words: str) -> None:
-        """Raise GroupError on every rank if any rank's text differs from the first rank's."""
+        """Raise GroupError on every rank if any rank's words differ from those of rank 0."""
         mine = ", ".join(words)
         said: list[str] = [""] * self.size
         dist.all_gather_object(said, mine, self.group)

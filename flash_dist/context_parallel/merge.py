@@ -83,7 +83,7 @@ def _weigh(out: Tensor, weight: Tensor) -> Tensor:
 
 
 def _spread(weight: Tensor, out: Tensor) -> Tensor:
-    """Return weights [..., num_heads_q, seqlen_q] in the layout of out, with one column."""
+    """Return weights [..., num_heads_q, seqlen_q] in the layout of out, with head_dim_v 1."""
     weight = weight.transpose(-1, -2).contiguous()  # [..., seqlen_q, num_heads_q]
     if out.dim() == weight.dim() + 2:
         weight = weight.unflatten(-1, out.shape[-3:-1])

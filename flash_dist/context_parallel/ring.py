@@ -61,12 +61,12 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     """Attention of this rank's queries to the keys of all ranks of a process group.
 
     Each rank passes its keys and values to the next one while it computes. With `causal`, tokens
-    must be distributed as by `ring_shard`, and all ranks have equal work; without, any distribution
-    works. All ranks must call it in the same order and with the same shapes, forward and backward.
-    A rank that raises, computes without gradients or does not use the result in its loss makes the
-    others wait. The result equals attention on one GPU except for the rounding of each rank's
-    partial result to the dtype of q. It has the same bits on every run. torch.compile leaves it out
-    of its graphs.
+    must be distributed as `ring_shard` does, so that all ranks have equal work; without `causal`,
+    any distribution works. All ranks must call this function in the same order and with the same
+    shapes, forward and backward. A rank that raises, computes without gradients or does not use the
+    result in its loss makes the other ranks wait. The result equals attention on one GPU except for
+    the rounding of each rank's partial result to the dtype of q. It has the same bits on every run.
+    torch.compile leaves this function out of its graphs.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
@@ -84,7 +84,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         return_lse: Return (out, lse).
         batch_invariant: As in `flash_attn_func`.
-        float32_precision: Likewise; the same on every rank.
+        float32_precision: As in `flash_attn_func`; the same on every rank.
 
     Returns:
         out: Like q, with head_dim_v, contiguous.
@@ -95,8 +95,9 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or softmax_scale do not fit.
         GroupError: torch.distributed is not initialized, this rank is not in the group, or its
-            backend does not take q's device. With `FLASH_DIST_CHECK=1`, which waits, also: ranks
-            call with different shapes or options, or only some ranks want gradients.
+            backend does not take q's device. With `FLASH_DIST_CHECK=1`, for which ranks
+            wait for each other, also: ranks call with different shapes or options, or only some
+            ranks need gradients.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install. Or `flash_dist.match_kvcache` is chosen.
     """
@@ -107,7 +108,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     if find_match_kvcache():
         message = "match_kvcache must be False around ring_attention, got True"
         raise FlashDistError(message, hint="it rounds out between ranks, which no cache does")
-    q, k, v = map(unwrap_if_dead, prepare_inputs(q, k, v))  # tensors of a transform that has ended
+    q, k, v = map(unwrap_if_dead, prepare_inputs(q, k, v))  # for tensors of an ended transform
     ring = Ring.of(group, q.device)
     scale = choose_scale(softmax_scale, q.shape[-1])
     ieee = is_ieee(float32_precision) and q.dtype == torch.float32
@@ -175,7 +176,7 @@ def _require_first_key(first_key: Tensor, q: Tensor, *, causal: bool) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's work with the keys of another rank: a range of its queries, and the visible keys."""
+    """A rank's work with the keys of one rank: a range of its queries, and the visible keys."""
 
     rows: slice
     keys: slice
@@ -183,7 +184,7 @@ class Part:
 
 
 def choose_parts(ring: Ring, seqlen: int, *, causal: bool, first_key: Tensor | None) -> list[Part]:
-    """Return the work of each step.
+    """Return the work of each step of the ring.
 
     Args:
         ring: The ranks.
@@ -203,7 +204,7 @@ def choose_parts(ring: Ring, seqlen: int, *, causal: bool, first_key: Tensor | N
 def find_intervals(rank: int, source: int, world_size: int, first_key: Tensor) -> IntervalMask:
     """Return the visible keys of another rank: from first_key up to the query's token.
 
-    The two chunks of a rank have ascending positions: a range of positions is a range of keys.
+    A rank's keys have ascending positions, so that a range of positions is a range of its keys.
 
     Args:
         rank: The rank with the queries.
@@ -229,7 +230,7 @@ def find_intervals(rank: int, source: int, world_size: int, first_key: Tensor) -
 
 
 def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
-    """Return the visible part of another rank's keys.
+    """Return which of rank's queries see which of source's keys.
 
     Args:
         rank: The rank with the queries.
@@ -242,9 +243,9 @@ def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
         return Part(ALL, ALL, Band())
     if source == rank:
         return Part(ALL, ALL, Band(right=0))
-    if source < rank:  # their chunk 0 is before both of ours, their chunk 1 after
+    if source < rank:  # chunk 0 of source is before both chunks of rank, chunk 1 after
         return Part(ALL, slice(0, half), Band())
-    return Part(slice(half, None), ALL, Band())  # our chunk 1 is after both of theirs
+    return Part(slice(half, None), ALL, Band())  # only chunk 1 of rank is after source
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
@@ -268,7 +269,7 @@ class _RingAttention(torch.autograd.Function):
         for step, part in enumerate(parts):
             rows, (one_k, one_v) = part.rows, (x[:, part.keys] for x in held)
             one = operators.attend(q[:, rows], one_k, one_v, problem._replace(mask=part.mask))
-            del one_k, one_v  # free memory before the next ones arrive
+            del one_k, one_v  # drop views, so that `held` can be freed
             if step + 1 < ring.size:
                 held = coming.wait()
             if step + 2 < ring.size:  # before merging: see `Ring.pass_on`
@@ -297,7 +298,7 @@ class _RingAttention(torch.autograd.Function):
         coming = ring.pass_on(*held)
         for step, part in enumerate(parts):
             rows, (one_k, one_v) = part.rows, (x[:, part.keys] for x in held)
-            # `differentiate` would treat a part with a single key as if there were no other keys.
+            # Not `differentiate`: it would treat a part with one key as if no other keys existed.
             results = out[:, rows].contiguous(), lse[..., rows].contiguous()
             one, *others, _ = operators.backward(
                 dout[:, rows],
@@ -305,7 +306,7 @@ class _RingAttention(torch.autograd.Function):
                 None if dlse is None else dlse[..., rows],
                 problem._replace(mask=part.mask),
             )
-            del one_k, one_v  # free memory before the next ones arrive
+            del one_k, one_v  # drop views, so that `held` can be freed
             received = coming.wait()  # k and v of another rank; dk and dv of the keys used here
             held, sums = received[:2], received[-2:]
             if step == 0:
@@ -324,8 +325,8 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _is_batched(x: Tensor) -> bool:
-    """Return whether a gradient belongs to many losses; `is_grads_batched` uses its own vmap."""
-    return "Batched" in torch._C._dispatch_key_set(x)  # noqa: SLF001 - no public function tells
+    """Return whether a gradient is batched over losses, by the vmap of `is_grads_batched`."""
+    return "Batched" in torch._C._dispatch_key_set(x)  # noqa: SLF001 - no public function
 
 
 def _add(sums: Iterable[Tensor], others: Iterable[Tensor], tokens: slice) -> None:

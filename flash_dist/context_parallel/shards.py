@@ -1,7 +1,7 @@
 """Distribution of tokens over ranks, so that causal masks give every rank equal work.
 
 A sequence is cut into 2 * world_size chunks. Rank r has chunks r and 2 * world_size - 1 - r: one
-that sees few keys, and one that sees many. This is the zigzag order of
+whose queries see few keys, and one whose queries see many. This is the zigzag order of
 https://github.com/zhuzilin/ring-flash-attention and of Llama 3 (arXiv:2407.21783, 3.3.2).
 """
 

@@ -1,4 +1,4 @@
-"""Reads masks that are added to scores, by one rule for all integrations."""
+"""Reads float masks, which are added to the scores, by the same rule in all integrations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def read_added(mask: Tensor) -> Tensor | None:
-    """Return a boolean mask, True for visible keys; None if the mask does more than hide keys.
+    """Return a float mask as booleans, True for visible keys; None if it does more than hide keys.
 
     Args:
-        mask: Numbers that are added to scores, of any dtype with a fraction.
+        mask: Values that are added to the scores, of any floating point dtype.
     """
     masked = mask <= MASKED
     return ~masked if bool((masked | (mask == 0)).all()) else None

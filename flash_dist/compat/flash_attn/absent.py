@@ -43,5 +43,5 @@ def refuse(module: str, name: str, served: Iterable[str]) -> AttributeError | Im
 
 def _is_imported() -> bool:
     """Return whether `from ... import` reads the name, instead of `.` or getattr."""
-    asking = sys._getframe(3)  # noqa: SLF001 - of refuse's caller's caller
+    asking = sys._getframe(3)  # noqa: SLF001 - the frame that reads the name
     return asking.f_code.co_code[asking.f_lasti] == dis.opmap["IMPORT_FROM"]

@@ -35,7 +35,8 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:  # noqa: A002 - 
 
     Raises:
         TypeError: An argument is no tensor, or indices are no integers.
-        ValueError: indices does not have shape [total], or on the CPU has a number out of range.
+        ValueError: indices does not have shape [total], or an index is out of range (checked on the
+            CPU only).
     """
     _require_rows("input", input)
     _check_indices(indices)
@@ -83,11 +84,11 @@ def unpad_input(
     Args:
         hidden_states: [batch, seqlen, ...].
         attention_mask: [batch, seqlen], bool or numbers: 0 is padding, anything else a token.
-        unused_mask: Likewise: 1 is an allocated position that is not used.
+        unused_mask: Likewise, for positions that are allocated but not used; also returned.
 
     Returns:
         hidden_states: [total, ...], the tokens of both masks.
-        indices: [total], where each token was in [batch * seqlen]; for `pad_input`.
+        indices: [total], the position of each token in [batch * seqlen]; for `pad_input`.
         cu_seqlens: [batch + 1], int32: where each sequence begins in hidden_states.
         max_seqlen: Tokens of the longest sequence.
         seqused: [batch], int32: how many tokens of each sequence attention_mask marks.
@@ -117,12 +118,12 @@ def unpad_input_for_concatenated_sequences(
     Args:
         hidden_states: [batch, seqlen, ...].
         attention_mask_in_length: [batch, seqlen], integers: the lengths of a row's sequences, which
-            follow each other from the start of the row. The lengths may be at any positions; the
-            other numbers are 0.
+            follow each other from the start of the row. The lengths may be at any positions;
+            all other elements are 0.
 
     Returns:
         hidden_states: [total, ...].
-        indices: [total], where each token was in [batch * seqlen]; for `pad_input`.
+        indices: [total], the position of each token in [batch * seqlen]; for `pad_input`.
         cu_seqlens: [sequences + 1], int32: where each sequence begins in hidden_states.
         max_seqlen: Tokens of the longest sequence.
 
@@ -150,7 +151,7 @@ def unpad_input_for_concatenated_sequences(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """Put tokens back to the positions where `unpad_input` found them; padding becomes 0.
+    """Put tokens back at the positions where `unpad_input` found them; padding becomes 0.
 
     Args:
         hidden_states: [total, ...].

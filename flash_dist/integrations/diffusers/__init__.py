@@ -22,13 +22,13 @@ def register() -> str:
 
     Pass the name, `fdist`, to `set_attention_backend` of a model, or to
     `diffusers.attention_backend` for a `with` block. diffusers keeps names in an enum, to which
-    this adds a member. A second call changes nothing.
+    this function adds a member. A second call changes nothing.
 
     Raises:
         FlashDistError: diffusers is not installed, or is too old.
         ExtensionError: The compiled extension does not load.
     """
-    known = "AttentionBackendName", "_AttentionBackendRegistry"  # registering is not public
+    known = "AttentionBackendName", "_AttentionBackendRegistry"  # not public
     module = "diffusers.models.attention_dispatch"
     names, registry = find_names(__name__, module, *known, oldest=OLDEST)
     from .attention import attend  # noqa: PLC0415 - loads torch and the extension
@@ -43,7 +43,7 @@ def _add_member(names: Any) -> Any:  # noqa: ANN401 - an enum of strings
     if member is None:
         member = str.__new__(names, NAME)
         member._name_, member._value_ = NAME.upper(), NAME
-        setattr(names, member._name_, member)  # before the member is in the map
+        setattr(names, member._name_, member)  # refused once _member_map_ has it
         names._member_names_.append(member._name_)
         names._member_map_[member._name_] = member
         names._value2member_map_[NAME] = member

@@ -28,9 +28,9 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
         query: [batch, seqlen_q, num_heads_q, head_dim].
         key: [batch, seqlen_k, num_heads_kv, head_dim].
         value: [batch, seqlen_k, num_heads_kv, head_dim_v].
-        attn_mask: [batch, seqlen_k], which keys exist, or a mask for torch's function: booleans, or
-            numbers that are added to scores. Numbers of -65504 or less hide a key; -10000, which
-            some models use, is added. Or a mask of ours.
+        attn_mask: [batch, seqlen_k], which keys exist; or a mask for torch's function: booleans, or
+            values that are added to the scores, where -65504 or less hides a key, but not -10000,
+            which some models use; or a BlockMask or IntervalMask.
         dropout_p: If it is not 0, torch computes the call.
         is_causal: Query i sees key j if j <= i.
         scale: Factor on the scores. Defaults to head_dim ** -0.5.
@@ -66,10 +66,10 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
 
 
 def _read_keys(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor | BlockMask | None:
-    """Return the mask of the keys; the tensor itself if it must stay a tensor.
+    """Return which keys are visible to all queries; None if all are; a tensor if it is not read.
 
-    NOTE: a view of the mask would be a new tensor in every layer, and each layer would read it
-    again.
+    NOTE: the view is a new tensor in every layer. So the result is cached with the mask itself, and
+    only the first layer reads it.
     """
     view = mask[:, None, None]
     visible = None if is_unread(mask) else read_mask(view, shape, source=mask)

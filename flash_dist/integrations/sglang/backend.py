@@ -48,8 +48,7 @@ class FlashDistBackend(AttentionBackend):
         check_runner(model_runner)
         self.page_size: int = model_runner.page_size
         self.token_to_kv_pool = model_runner.token_to_kv_pool
-        # [requests, pages]: the first slot of each page, which belongs to the first token of the
-        # page
+        # [requests, pages]: the cache slot of the first token of each page
         self._slots: Tensor = model_runner.req_to_token_pool.req_to_token[:, :: self.page_size]
         self._longest: int = model_runner.model_config.context_len
 
@@ -72,7 +71,7 @@ class FlashDistBackend(AttentionBackend):
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:  # noqa: ARG002
         """Allocate the batch description that all CUDA graphs read."""
-        table = self._slots.new_zeros(max_bs, self._slots.shape[1])  # int32, like all numbers here
+        table = self._slots.new_zeros(max_bs, self._slots.shape[1])  # int32, like all tensors here
         self._static = FlashDistMetadata(
             _count(max_bs, table.device), 1, table.new_ones(max_bs), table
         )
@@ -80,7 +79,7 @@ class FlashDistBackend(AttentionBackend):
     def init_forward_metadata_out_graph(
         self,
         forward_batch: ForwardBatch,
-        in_capture: bool = False,  # noqa: ARG002, FBT001, FBT002 - SGLang's
+        in_capture: bool = False,  # noqa: ARG002, FBT001, FBT002 - SGLang's signature
     ) -> None:
         """Select the part of the allocated description that a decoding graph reads.
 
@@ -102,10 +101,10 @@ class FlashDistBackend(AttentionBackend):
         batch.block_table.floor_divide_(self.page_size)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """Return the number of keys of sequences that pad a batch."""
+        """Return the number of keys of the sequences that pad the batch of a CUDA graph."""
         return 1
 
-    def forward_extend(  # noqa: PLR0913, PLR0917 - SGLang's
+    def forward_extend(  # noqa: PLR0913, PLR0917 - SGLang's signature
         self,
         q: Tensor,
         k: Tensor | None,
@@ -123,7 +122,7 @@ class FlashDistBackend(AttentionBackend):
             k: [tokens, num_heads_kv, head_dim]; None if the keys are in the cache already.
             v: Likewise, with head_dim_v.
             layer: The layer of the model.
-            forward_batch: The batch; its description must exist already.
+            forward_batch: The batch that `forward_metadata` describes.
             save_kv_cache: False if new keys are in the cache already.
             sinks: [num_heads_q], for models with sinks.
             others: Arguments of other backends, which must be None.
@@ -132,7 +131,7 @@ class FlashDistBackend(AttentionBackend):
             [tokens, num_heads_q * head_dim_v]; 0 after the last token of the batch.
 
         Raises:
-            NotImplementedError: The layer or an argument asks for something unsupported.
+            NotImplementedError: The layer, or an argument of another backend, is not supported.
         """
         check_layer(layer, others)
         if save_kv_cache and k is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-_PAGE: Final = 16  # keys; page sizes are multiples of it
+_PAGE: Final = 16  # page sizes must be multiples of this many keys
 _LAYER: Final = {
     "attn_type": (AttentionType.DECODER, AttentionType.ENCODER_ONLY),
     "is_cross_attention": (False,),

@@ -29,7 +29,7 @@ NAME: Final = "flash_dist"
 OLDEST: Final = "2.10"
 
 CUDNN_FIRST: Final = frozenset({Device(9, 0), Device(10, 0)})  # GPUs on which torch prefers cuDNN
-VARLEN_CUDNN: Final = (2, 14)  # from this torch on, varlen_attn prefers cuDNN by its own rule
+VARLEN_CUDNN: Final = (2, 14)  # first torch whose varlen_attn prefers cuDNN by its own rule
 
 __all__ = ["NAME", "Status", "activate", "deactivate", "describe", "register", "status"]
 
@@ -89,8 +89,8 @@ def activate(*, varlen_first: bool = False) -> None:
             `sdpa_kernel(..., set_priority=True)` takes precedence.
 
     Raises:
-        FlashDistError: torch is not installed or is too old, or its `varlen_attn` is newer than
-            what `varlen_first` can change.
+        FlashDistError: torch is not installed or is too old, or its `varlen_attn` is too new for
+            `varlen_first`.
         ExtensionError: The compiled extension does not load.
     """
     register()
@@ -108,20 +108,20 @@ def activate(*, varlen_first: bool = False) -> None:
 
 
 def deactivate() -> None:
-    """Restore torch's own kernels in its flash backend; does nothing for another provider."""
+    """Restore torch's own kernels in its flash backend, unless another provider is active."""
     attention = _find_registry()
     if attention.current_flash_attention_impl() != NAME:
         return
     if hasattr(attention, "restore_flash_attention_impl"):
         attention.restore_flash_attention_impl()
         return
-    while _registrations:  # torch 2.10 has no function to undo it
+    while _registrations:  # torch 2.10 has no function that restores its kernels
         _registrations.pop().remove()
     attention._registry._FLASH_ATTENTION_ACTIVE = None  # noqa: SLF001 - later versions of torch clear it
 
 
 def status() -> Status:
-    """Describe the backends of torch's attention here, with torch's current settings.
+    """Describe the backends of torch's attention in this process, with its current settings.
 
     If CUDA is initialised or there is a GPU, this asks torch's selector for each GPU, with 16-bit
     tensors that need gradients. On compute capability 9.0 and 10.0 the selector prefers cuDNN,
@@ -133,9 +133,9 @@ def status() -> Status:
         FlashDistError: torch is not installed or is too old.
     """
     attention = _find_registry()
-    import torch  # noqa: PLC0415 - only when a function is called
+    import torch  # noqa: PLC0415 - not needed on import
 
-    from . import order  # noqa: PLC0415 - likewise
+    from . import order  # noqa: PLC0415 - loads torch
 
     names = {int(backend): backend for backend in attention.SDPBackend.__members__.values()}
     module = order.find_varlen()
@@ -143,7 +143,7 @@ def status() -> Status:
     for gpu in range(torch.cuda.device_count()):
         query = torch.empty(1, 1, 128, 64, dtype=torch.float16, device=f"cuda:{gpu}")
         query.requires_grad_()
-        chosen = torch._fused_sdp_choice(query, query, query)  # noqa: SLF001 - as torch's tests ask
+        chosen = torch._fused_sdp_choice(query, query, query)  # noqa: SLF001 - as in torch's tests
         first.append(names[chosen].name.lower())
         if order.is_known(module):
             varlen.append(order.choose(module, query[0, 0].unsqueeze(1), 4096))
@@ -184,7 +184,7 @@ def _describe_varlen(version: str, *, is_active: bool) -> list[str]:
 
 
 def _find_registry() -> Any:  # noqa: ANN401 - a module
-    """Return torch.nn.attention, which has the registry."""
+    """Return torch.nn.attention, which has the registry of flash providers."""
     find_names(__name__, "torch.nn.attention", "register_flash_attention_impl", oldest=OLDEST)
     return import_module("torch.nn.attention")
 

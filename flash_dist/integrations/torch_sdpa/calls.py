@@ -34,11 +34,11 @@ Bounds = tuple[Tensor | None, Tensor | None, int, int]
 
 _NAMES: Final = Names(
     "query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"
-)  # of `varlen_attn`
+)  # argument names of `varlen_attn`
 
 
 class Call(NamedTuple):
-    """A call, in our operators' terms."""
+    """A call, with the arguments of our operators."""
 
     q: Tensor  # [batch, seqlen_q, num_heads_q, head_dim], or [total_q, ...] if packed
     k: Tensor  # [batch, seqlen_k, num_heads_kv, head_dim], or [total_k, ...]
@@ -67,7 +67,7 @@ class Options(NamedTuple):
 
     @property
     def band(self) -> Band:
-        """The mask."""
+        """The mask that `is_causal` and `window` describe."""
         left, right = (_read_side(side) for side in self.window)
         return Band(left, 0 if self.is_causal else right)
 
@@ -87,7 +87,7 @@ def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: objec
         others: Arguments that are supported only if None or False.
 
     Raises:
-        BoundariesError: Values of cum_seq are wrong; checked if values are checked.
+        BoundariesError: Values of cum_seq are wrong; on a GPU only checked if FLASH_DIST_CHECK=1.
         FlashDistError: This build has no code that runs on the GPU.
     """
     query, key, value = tensors
@@ -112,7 +112,7 @@ def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: objec
 def infer(
     tensors: Triple, bounds: Bounds, keys: Keys, options: Options, **others: object
 ) -> tuple[Tensor, Tensor] | None:
-    """Return out and lse of packed queries with paged keys, or with each sequence's first keys.
+    """Return out and lse of packed queries, with paged keys or the first keys of each sequence.
 
     Return None if our operators do not support the call.
 
@@ -141,7 +141,7 @@ def infer(
             check_boundaries("query", ends.tolist(), tokens, packed[1], ("cu_seq_q", "max_q"))
         how = options.choose_scale(query.shape[-1]), None
         return attend_to_cache(tensors, packed, keys, options.band, how)
-    except BoundariesError:  # torch's kernel would not raise
+    except BoundariesError:  # wrong for torch's kernel, too, which would not raise
         raise
     except (TypeError, ValueError) as error:
         tell(str(error))
@@ -180,8 +180,8 @@ def _read_packing(
 def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | None:
     """Return tensors whose strides our loads can read, copied if needed."""
     if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
-        return None  # torch registers no result shapes for other operators
-    if query.shape[-1] % HEAD_DIM_STEP:  # torch's function pads first
+        return None  # torch's meta kernels give the result the head_dim of query
+    if query.shape[-1] % HEAD_DIM_STEP:  # torch's function pads head_dim before it calls operators
         return None
     tensors = query, key, value
     if not _are_supported(*map(Layout.of, tensors), tokens):

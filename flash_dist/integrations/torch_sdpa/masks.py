@@ -28,15 +28,15 @@ def is_unread(mask: Tensor) -> bool:
 
 @outside_graphs
 def read_mask(mask: Tensor, shape: Shape, source: Tensor | None = None) -> BlockMask | Band | None:
-    """Return the BlockMask for a mask that broadcasts to a shape; None if it is a bias.
+    """Return a mask that broadcasts to a shape as a BlockMask or Band; None if it is a bias.
 
     Args:
-        mask: Booleans, True for visible keys, or numbers that are added to scores.
+        mask: Booleans, True for visible keys, or values that are added to the scores.
         shape: Shape of the scores.
         source: The tensor of which mask is a view, if the view is new in every call.
     """
     source = mask if source is None else source
-    if source.is_inference():  # has no version counter, so a change cannot be detected
+    if source.is_inference():  # no version counter: changes cannot be detected
         return _read(mask, shape)
     key = source._version, mask.shape, shape  # noqa: SLF001 - no public version counter
     found: BlockMask | Band | None = _found.find(source, key, lambda: _read(mask.detach(), shape))
@@ -47,7 +47,7 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
     if mask.dtype != torch.bool:
         if not mask.is_floating_point():
-            return None  # torch will refuse it
+            return None  # torch's function will reject the mask
         visible = read_added(mask)
         if visible is None:
             return None
@@ -75,7 +75,7 @@ def _read_keys(visible: Tensor, shape: Shape) -> BlockMask | Band:
     count = visible.sum(-1, keepdim=True)
     start = end - count
     is_one = visible == ((start < numbers) & (numbers <= end))
-    if bool(is_one.all()):  # intervals: no bit per score is stored
+    if bool(is_one.all()):  # intervals need less memory than a bit per score
         queries = torch.zeros(shape[2], dtype=end.dtype, device="cpu")
         return BlockMask.from_intervals(start + queries, end + queries)
     return BlockMask.from_dense(visible.unsqueeze(2).expand(*visible.shape[:2], *shape[2:]))

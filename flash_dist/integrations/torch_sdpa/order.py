@@ -1,4 +1,4 @@
-"""The backend that torch's `varlen_attn` chooses, by a rule of its own.
+"""The backend that torch's `varlen_attn` chooses, by another rule than torch's selector.
 
 On compute capability 9.0 and 10.0, `varlen_attn` of torch 2.14 always prefers cuDNN to flash. In
 torch 2.15 it prefers cuDNN unless cuDNN is disabled or `sdpa_kernel(..., set_priority=True)` sets
@@ -22,7 +22,7 @@ FLASH: Final[int] = SDPBackend.FLASH_ATTENTION.value
 
 _SELECT: Final = "_select_backend"  # torch 2.15: returns a backend
 _ASK: Final = "_can_use_cudnn"  # torch 2.14: returns a boolean
-_FIXED: Final = "_should_use_cudnn"  # the only name in older torch: set to False
+_FIXED: Final = "_should_use_cudnn"  # torch before 2.14: always returns False
 
 _wishes: Final = {"always": False}
 
@@ -43,7 +43,7 @@ def prefer(*, always: bool) -> None:
 
 
 def is_preferred() -> bool:
-    """True if `prefer` was called for every call."""
+    """True if flash is preferred in every call."""
     return _wishes["always"]
 
 
@@ -51,7 +51,7 @@ def choose(varlen: ModuleType, query: torch.Tensor, max_q: int) -> str:
     """Return the backend that `varlen_attn` uses for packed sequences, such as "cudnn_attention".
 
     Args:
-        varlen: torch's module.
+        varlen: The module `torch.nn.attention.varlen`.
         query: [total_q, num_heads, head_dim]; keys and values are like it.
         max_q: Length of the longest sequence.
     """
@@ -60,7 +60,7 @@ def choose(varlen: ModuleType, query: torch.Tensor, max_q: int) -> str:
         bounds = query.new_empty(2, dtype=torch.int32)
         try:
             backend = getattr(varlen, _SELECT)(*tensors, bounds, bounds, max_q, window)
-        except RuntimeError:  # both are disabled
+        except RuntimeError:  # flash and cuDNN are disabled
             return "nothing"
         return "cudnn_attention" if backend == CUDNN else "flash_attention"
     asks = hasattr(varlen, _ASK) and getattr(varlen, _ASK)(*tensors, max_q, window)
@@ -68,10 +68,10 @@ def choose(varlen: ModuleType, query: torch.Tensor, max_q: int) -> str:
 
 
 class Order:
-    """Our rule, installed before torch's own choice until `remove` is called."""
+    """A wrapper with our rule around torch's choice, installed until `remove` is called."""
 
     def __init__(self) -> None:
-        """Install the rule; do nothing if this torch has no such choice."""
+        """Install the wrapper; do nothing if this torch has no choice to wrap."""
         self._varlen = find_varlen()
         makers = {_SELECT: _put_before_select, _ASK: _put_before_ask}
         self._name = next((name for name in makers if hasattr(self._varlen, name)), "")
@@ -112,7 +112,7 @@ def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _goes_first() -> bool:
-    """Return whether flash is preferred now. A graph keeps the answer, as with torch's own order.
+    """Return whether flash is preferred now. A graph stores the answer, as it stores torch's own.
 
     torch's SDPA selector excludes cuDNN in deterministic mode, unless that mode only warns.
     """

@@ -1,7 +1,7 @@
 """The operators of torch's flash backend, with our kernels.
 
-torch keeps the layers above: its selector, autocast, autograd and the shapes for tracing. This
-module only has the CUDA kernels. Calls that ours do not support go to torch's own kernels.
+The layers above stay torch's: its selector, autocast, autograd and meta kernels for tracing. This
+module only replaces the CUDA kernels. Calls that ours do not support go to torch's own kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
-_OVERRIDING: Final = "(?s).*overriding a previously registered kernel"  # warnings ignore case
+_OVERRIDING: Final = "(?s).*overriding a previously registered kernel"  # filters ignore case
 
 
 class Registration:
@@ -34,7 +34,7 @@ class Registration:
         """Register our kernels for the devices of a dispatch key."""
         self._library: Any = torch.library.Library("aten", "IMPL", key)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=_OVERRIDING)  # overriding is intended
+            warnings.filterwarnings("ignore", message=_OVERRIDING)  # the override is intended
             for name, serve in _KERNELS.items():
                 if hasattr(torch.ops.aten, name):  # torch before 2.12 lacks one of the names
                     kernel = _join(serve, _find_kernel(f"aten::{name}", key))
@@ -116,9 +116,9 @@ def _forward(  # noqa: PLR0913, PLR0917
 
 
 def _require_no_gradient(*tensors: Tensor) -> None:
-    """Raise ValueError if gradients are needed, which torch's backward cannot compute here.
+    """Raise ValueError if gradients are needed; torch has no backward for these arguments.
 
-    `varlen_attn` raises by itself, and calls its operator without gradients.
+    `varlen_attn` itself raises in this case, and calls its operator without gradients.
     """
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         message = (
@@ -220,12 +220,12 @@ def lay_out(made: Tensor, like: Tensor) -> Tensor:
     """Return `made` in the layout of `torch.empty_like(like)`.
 
     torch.compile relies on the strides that torch's meta kernels report. Our kernels write
-    contiguous [batch, seqlen, num_heads, head_dim]. Both agree if the heads of a query are last in
-    memory, as after linear layers. Otherwise the result is copied once.
+    contiguous [batch, seqlen, num_heads, head_dim]. Both agree if query, key and value are views of
+    that layout, as after linear layers. Otherwise the result is copied once.
 
     Args:
-        made: Values; any dense layout.
-        like: A tensor of the same shape, any strides.
+        made: The result, in any dense layout.
+        like: A tensor of the same shape, with any strides.
     """
     if made.stride() == like.stride():
         return made

@@ -38,8 +38,8 @@ _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # types that our operators t
 _OWN: Final = (BlockMask, IntervalMask)  # masks that torch does not support
 _TOP_LEFT: Final = Band(right=0, bottom_right=False)
 
-# Serves unsupported calls outside of all contexts. A module that imported our function inside a
-# context (`from torch.nn.functional import ...`) keeps it and may call it later.
+# torch's function, for unsupported calls outside of all contexts. A module that imported our function
+# inside a context (`from torch.nn.functional import ...`) keeps it and may call it later.
 _OUTSIDE: Final[Any] = getattr(functional, _NAME)
 
 _lock: Final = threading.Lock()
@@ -61,7 +61,7 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     hide a key); BlockMasks and IntervalMasks; `is_causal`, `scale`, `enable_gqa` and dropout. Other
     calls go to torch's function: a head_dim over 512 (over 256 in float32, with dropout and on
     compute capability 7.5), bfloat16 on compute capability 7.5, tensors of other types, calls under
-    transforms of torch.func. Also boolean masks under torch.compile, which cannot read them, and
+    transforms of torch.func, and boolean masks under torch.compile, which cannot read them, or
     under torch.jit.trace, which would store them. The logger `flash_dist` logs each reason once, at
     level INFO.
 
@@ -70,7 +70,8 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     query without visible keys gives zero.
 
     Raises:
-        ValueError: In a call that is not supported, with a mask that torch does not support.
+        ValueError: In an unsupported call with a BlockMask or IntervalMask, which torch does not
+            support.
         FlashDistError: In a call: this build has no code that runs on the GPU, or a CUDA graph is
             captured with a mask that has not been read before.
     """
@@ -104,7 +105,7 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
-    """Call our kernels if they support the call, else torch's function; same signature."""
+    """Call our kernels if they support the call, else torch's function."""
     tensors = query, key, value
     flags = dropout_p, is_causal
     call = _find_call(tensors, attn_mask, flags, scale=scale, enable_gqa=enable_gqa)
@@ -148,7 +149,7 @@ def _find_call(
                 q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee, name=TORCH.q
             )
     except (TypeError, ValueError) as error:
-        return f"this call: {str(error).partition(', got')[0]}"  # without sizes, to report it once
+        return f"this call: {str(error).partition(', got')[0]}"  # without sizes: logged once
     found: Band | Own = mask if isinstance(mask, _OWN) else Band()
     if is_causal:
         found = _TOP_LEFT
