@@ -38,8 +38,8 @@ _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # types that our operators t
 _OWN: Final = (BlockMask, IntervalMask)  # masks that torch does not support
 _TOP_LEFT: Final = Band(right=0, bottom_right=False)
 
-# torch's function, for unsupported calls outside of all contexts. A module that imported our function
-# inside a context (`from torch.nn.functional import ...`) keeps it and may call it later.
+# torch's function, for unsupported calls outside of all contexts. A module that imported our
+# function inside a context (`from torch.nn.functional import ...`) may call it later.
 _OUTSIDE: Final[Any] = getattr(functional, _NAME)
 
 _lock: Final = threading.Lock()

@@ -57,8 +57,8 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
         attention_mask: Made by `make_mask`, or the caller's own mask, [batch or 1, num_heads_q or
-            1, seqlen_q, seqlen_k]: booleans, or numbers that are added, of which -65504 and less
-            hide a key. A query without visible keys gives zero.
+            1, seqlen_q, seqlen_k]: booleans, or values that are added to the scores, where -65504
+            or less hides a key. A query without visible keys gives zero.
         dropout: Fraction of the weights that is dropped; must be 0 for one query of `generate`.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
         sliding_window: Number of keys that a query sees, including its own; ignored if a mask is
@@ -66,7 +66,7 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         softcap: A score s becomes softcap * tanh(s / softcap); None or 0: no cap.
         is_causal: Whether a query sees no later keys; ignored if a mask is given.
         s_aux: [num_heads_q], sinks: one more score per row, without a value. Differentiable.
-        position_bias: Numbers that are added to the scores, as in T5. Differentiable.
+        position_bias: Values that are added to the scores, as in T5. Differentiable.
         cache: Must be None.
         others: Reads cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and position_ids.
             Documents of position_ids are used only if the mask is a band.
@@ -75,7 +75,8 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         ValueError: The module requests something that has no kernel.
     """
     require_supported(module, others | {"cache": cache})
-    if query.shape[0] == 1 < key.shape[0]:  # learned queries; `len` makes a size constant
+    # Learned queries are shared by the batch. `len(query)` would be a constant in a graph.
+    if query.shape[0] == 1 < key.shape[0]:
         query = query.expand(key.shape[0], -1, -1, -1)
     tensors = query, key, value
     (batch, heads, queries, _), keys = query.shape, key.shape[2]
@@ -103,7 +104,7 @@ def _choose(
     *,
     causal: bool,
 ) -> LayerMask:
-    """Return the mask of a layer, even if the mask function did not make it."""
+    """Return the layer's mask; convert the caller's own mask, or make one from the window."""
     if isinstance(mask, LayerMask):
         return mask
     (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
@@ -114,7 +115,7 @@ def _choose(
         return LayerMask(Band(left, left))
     if keys < queries:  # align top left, as sdpa does
         return LayerMask(mask=BlockMask.sliding_window(left, 0, alignment="top_left"))
-    is_cache = keys > queries > 1  # empty cache: align top left
+    is_cache = keys > queries > 1  # the first tokens of a static cache
     return LayerMask(Band(left, 0), keys=queries if is_cache else None)
 
 
@@ -133,7 +134,7 @@ def _attend(
     if layer_mask.keys is not None:
         k, v = k[:, : layer_mask.keys], v[:, : layer_mask.keys]
         scores = scores.cut(k.shape[1])
-    is_open = layer_mask.packed or layer_mask.is_band  # other masks may add documents
+    is_open = layer_mask.packed or layer_mask.is_band  # only these use documents
     packing = _read_packing(others) if is_open else None
     documents = None
     if packing is None and is_open:
@@ -141,7 +142,7 @@ def _attend(
     mask: BlockMask | IntervalMask | None = layer_mask.mask
     if packing is None and not (layer_mask.graph is None and documents is None) and is_symbolic(q):
         mask = plan_traced(layer_mask, documents, q.shape[1], k.shape[1], q.device)
-    elif documents is not None and layer_mask.segments is None:  # otherwise the documents are known
+    elif documents is not None and layer_mask.segments is None:  # the mask has no documents yet
         layer_mask = replace(layer_mask, segments=find_packed(documents, len(q)))
         if layer_mask.segments is not None:
             refuse_constant("position_ids")
@@ -197,7 +198,7 @@ def _choose_documents(
     if positions is None or layer_mask.band.right != 0 or not k.shape[1] == seqlen > 1:
         return None
     if positions.dim() != 2 or positions.shape[1] != seqlen:  # noqa: PLR2004
-        return None  # several positions per token, for example
+        return None  # such as several positions per token
     return positions if positions.shape[0] == 1 or positions.shape[0] == batch else None
 
 

@@ -20,8 +20,8 @@ class Padding(NamedTuple):
     """Padding of the keys; on the host, except in a graph."""
 
     exists: Tensor  # booleans [batch, seqlen_k]
-    first: Tensor  # [batch]
-    end: Tensor  # [batch]
+    first: Tensor  # first existing key of each row, [batch]
+    end: Tensor  # key after the last existing one, [batch]
 
     @classmethod
     def of(cls, exists: Tensor) -> Padding:
@@ -63,7 +63,7 @@ def see_once(
     keys: int,
     device: torch.device | str,
 ) -> Tensor | None:
-    """Return one query's first key and end, [batch or 1, 1, 2, 1]; None if it sees all keys."""
+    """Return one query's first visible key and end, [batch or 1, 1, 2, 1]; None if it sees all."""
     everything = torch.tensor([[0, keys]], device="cpu")
     bounds = everything
     if padding is not None:
@@ -84,7 +84,7 @@ def see_once(
 def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: int) -> LayerMask:
     """Return the mask of queries; the first key is `offset` positions before the first query."""
     end = offset + queries
-    exist = end if band.right == 0 and end < keys else None  # a static cache is empty from there on
+    exist = end if band.right == 0 and end < keys else None  # the filled part of a static cache
     used = keys if exist is None else exist
     if padding is not None and bool(padding.exists[:, :used].all()):
         padding = None

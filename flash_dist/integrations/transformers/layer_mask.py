@@ -53,18 +53,18 @@ class Segments:
 class LayerMask:
     """A mask of more than one query: a band within segments, or a BlockMask.
 
-    transformers passes it on like a tensor, and only uses the two attributes below. Any other use
-    as a tensor raises an error that names the use.
+    transformers passes it on like a tensor, and only uses `ndim` and `contiguous`. Any other use as
+    a tensor raises an error that names the use.
     """
 
     band: Band = EVERYTHING
     segments: Segments | None = None
-    packed: bool = False  # segments are documents; if not, tokens and padding
+    packed: bool = False  # segments are documents, not runs of tokens and of padding
     keys: int | None = None  # number of filled slots; later slots of a static cache are empty
     mask: BlockMask | None = None  # replaces band and segments
-    graph: tuple[Tensor, Tensor] | None = None  # replaces both, too: intervals, see traced.py
+    graph: tuple[Tensor, Tensor] | None = None  # replaces them in a graph: intervals, see traced.py
     sizes: tuple[int, int] | None = None  # queries and keys that transformers made the mask for
-    # Masks made for documents of position_ids (None: without), shared by all layers.
+    # Masks by position_ids that describe documents (None: no documents), shared by all layers.
     planned: list[tuple[Tensor | None, IntervalMask]] = field(default_factory=list)
     ndim: ClassVar[int] = 4  # marks a finished mask; not a field, as FSDP would replace it
 
@@ -105,8 +105,8 @@ def find_restarts(positions: Tensor) -> Tensor:
     """Return where position_ids [batch, seqlen] restart: at the minimum, or at a lower position.
 
     NOTE: skipped or repeated positions start no document in transformers' flash attention, nor in
-    eager attention with a mask or a cache. Without a mask and a cache, the mask function gets the
-    positions.
+    eager attention with a mask or a cache. Without a mask and a cache, transformers itself finds
+    documents, and puts them into the mask function.
     """
     lower = pad(positions.diff() < 0, (1, 0), value=True)
     if positions.shape[1] == 0:

@@ -2,13 +2,13 @@
 
 For a single query the mask is None if all keys are visible. Otherwise it is an int32 tensor [batch,
 1, 2, 1] with the first visible key and the end: `generate` compiles such forwards, with the mask as
-an argument. For more queries it is a `LayerMask`, never None. Some models request a mask but have
-their own attention. That attention fails with a LayerMask or the int32 tensor. It would silently
-show later keys with None, and silently add booleans to the scores. Modules of encoders may claim to
-be causal, as in phi4_multimodal, so None would hide keys from their queries.
+an argument. For more queries it is a `LayerMask`, never None. Some models request a mask but
+compute attention themselves. Their code fails with a LayerMask or the int32 tensor. With None it
+would silently show later keys, and booleans it would silently add to the scores. Modules of
+encoders may claim to be causal, as in phi4_multimodal, so None would hide keys from their queries.
 
-Padding is read here, once per forward, which waits for the GPU. The position in a static cache for
-more than one query, and documents that transformers itself has found, are read here as well.
+Padding is read here, once per forward, which waits for the GPU. So are documents that transformers
+itself has found and, for more than one query, the position in a static cache.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ def make_mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Any],
     attention_mask: Tensor | LayerMask | None = None,
-    **others: Any,  # noqa: ANN401 - most are only read by transformers' own functions
+    **others: Any,  # noqa: ANN401 - mostly passed on to transformers
 ) -> LayerMask | Tensor | None:
     """Return the attention_mask of `attention_forward`.
 
     Args:
-        batch_size: Sequences.
-        kv_length: Keys, empty slots of a static cache included.
+        batch_size: Number of sequences.
+        kv_length: Number of keys, including empty slots of a static cache.
         kv_offset: Position of the first key.
-        mask_function: Function of positions that returns whether a query sees a key.
+        mask_function: Function of (batch, head, query, key) that returns whether the query sees the
+            key.
         attention_mask: Booleans [batch, positions], True for tokens that exist; or a finished mask.
         others: Contains q_length, q_offset (a tensor with a static cache) and device; older
             transformers pass cache_position instead of all three.
@@ -75,7 +76,7 @@ def make_mask(
     ids = None
     if pattern is not None and pattern.documents is not None:
         ids = pattern.documents.to("cpu").expand(batch_size, -1)  # waits for the GPU
-        if is_traced():  # transformers always makes position_ids for a trace
+        if is_traced():  # in a trace, transformers always makes position_ids
             _require_one(ids)
             ids = None
     is_scattered = ids is not None and (padding is not None or has_parts(ids))
@@ -88,7 +89,7 @@ def make_mask(
     if queries == 1:
         visible = see_once(pattern.band, padding, offset, kv_length, device)
         return None if visible is None else visible.expand(batch_size, 1, 2, 1).contiguous()
-    return see(pattern.band, padding, int(offset), queries, kv_length)  # int() of a tensor waits
+    return see(pattern.band, padding, int(offset), queries, kv_length)  # int() waits for a GPU
 
 
 def _require_one(ids: Tensor) -> None:

@@ -1,7 +1,8 @@
-"""Facts that all layers share, read when the first layer asks.
+"""Results that are computed from a tensor by the first layer, and shared by all layers.
 
-A fact is cached by the identity and version of a tensor, and dropped with the tensor. Reading waits
-for the GPU. A tensor made under `torch.inference_mode` has no version, so every layer reads it.
+A result is cached by the identity and version of the tensor, and dropped with the tensor. Reading
+the tensor waits for the GPU. A tensor made under `torch.inference_mode` has no version, so every
+layer reads it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _found: Final[Conversions[Any]] = Conversions()
 
 
 def find_packed(positions: Tensor, batch: int) -> Segments | None:
-    """Return the documents of position_ids [batch or 1, seqlen]; None if a row is one document."""
+    """Return the documents of position_ids [batch or 1, seqlen]; None if no row has several."""
     return find_once(
         positions,
         ("documents", batch),
@@ -40,8 +41,8 @@ def find_packed(positions: Tensor, batch: int) -> Segments | None:
 def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tensor:
     """Return the length of the longest sequence; a length on the GPU is read, which waits."""
     if given is not None and not isinstance(given, torch.Tensor):
-        return given  # e.g. numpy: the varlen function checks it
-    if is_symbolic(cu_seqlens):  # the varlen function reads it
+        return given  # such as an int or a NumPy integer: the varlen function checks it
+    if is_symbolic(cu_seqlens):  # in a graph, the varlen function reads the tensor
         return cu_seqlens.diff().max() if given is None else given
     if given is not None:
         return find_once(given, "longest", lambda: int(given.item()))
@@ -49,7 +50,7 @@ def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tens
 
 
 def is_added(mask: Tensor) -> bool:
-    """Return whether a mask of numbers does more than hide keys, or must not be read."""
+    """Return whether to add a mask to the scores: it does more than hide keys, or is not read."""
     if not mask.is_floating_point():
         return False
     if (mask.requires_grad and torch.is_grad_enabled()) or is_symbolic(mask) or is_traced():
@@ -60,10 +61,10 @@ def is_added(mask: Tensor) -> bool:
 def cut_added(
     module: torch.nn.Module, name: str, numbers: Tensor, shape: tuple[int, int, int, int]
 ) -> Tensor:
-    """Return the numbers up to the last key; check that all further ones hide their keys.
+    """Return a bias without columns past the layer's last key; check that these hide their keys.
 
     Raises:
-        ValueError: A number past the last key does not hide its key, or must not be read.
+        ValueError: A column past the last key does not hide its key, or must not be read.
     """
     behind = numbers[..., shape[-1] :]
     if behind.shape[-1] == 0:
@@ -78,7 +79,7 @@ def read_dense(
 ) -> BlockMask:
     """Return the mask that the caller made, [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k].
 
-    Masked keys beyond the existing ones, as in a static cache, are cut off.
+    Masked columns past the layer's last key, as for a static cache, are cut off.
 
     Raises:
         ValueError: The mask was made for other queries or keys: a layer with a window caches only

@@ -55,7 +55,7 @@ def read_pattern(function: Callable[..., Any]) -> Pattern | None:
             found = Pattern(documents=variables["packed_sequence_mask"])
         case "remap_positions_for_packed_sequence.<locals>.inner_mask":
             inner = read_pattern(variables["mask_function"])
-            # positions restart in every document, which does not change a band
+            # remapped positions restart in each document, which does not change a band
             found = inner if inner is not None and inner.documents is None else None
         case "sliding_window_bidirectional_overlay.<locals>.inner_mask":
             found = Pattern(Band(variables["sliding_window"], variables["sliding_window"]))

@@ -27,7 +27,7 @@ UNTRACEABLE: Final = (
     'got one that shows other pairs\n\nhint: `attn_implementation="sdpa"` compiles it'
 )
 
-# Names of the dropout of attention weights in configurations.
+# Names that model configurations give to the dropout of attention weights.
 _DROPOUTS: Final = (
     "attention_dropout",
     "attention_probs_dropout_prob",
@@ -38,10 +38,10 @@ _DROPOUTS: Final = (
     "dropout",
 )
 
-# For eager and sdpa, some models put selected keys into the mask. To other attentions they pass
-# indices.
+# Some models put the selected keys into the mask for eager and sdpa, but pass indices of these keys
+# to other attention functions.
 _PICKED: Final = "no kernels for selected keys"
-_UNSUPPORTED: Final = {  # by name: what a module asks for, what is missing, a hint
+_UNSUPPORTED: Final = {  # by argument: what a module asks for, what is missing, a hint
     "indices": ("indices", _PICKED, _EAGER),
     "block_indices": ("block_indices", _PICKED, _EAGER),
     "sinks": ("sinks", "no sinks of single queries", _EAGER),
@@ -52,14 +52,14 @@ _UNSUPPORTED: Final = {  # by name: what a module asks for, what is missing, a h
 
 
 def refuse_match(what: str) -> None:
-    """Raise ValueError if match_kvcache is chosen for a call that cannot have a cache's bits."""
+    """Raise ValueError if match_kvcache is on for a call without bits that match a cache's."""
     if find_match_kvcache():
         message = f"match_kvcache must be False for {what}, got True"
         raise ValueError(message)
 
 
 def refuse_dropout(module: torch.nn.Module, dropout: float) -> None:
-    """Raise ValueError for dropout of one query on the keys of a cache."""
+    """Raise ValueError for dropout in `generate`, where one query reads a cache."""
     if dropout:
         what = f"dropout={dropout} in `generate`"
         _refuse(module, what, "no kernels of one query with it", _advise(module, dropout))
@@ -125,7 +125,7 @@ def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int,
 
 
 def refuse_tracing() -> NoReturn:
-    """Raise ValueError for a mask that graphs cannot store; torch.compile shows its text."""
+    """Raise ValueError for a mask that no graph can hold; torch.compile shows the error's text."""
     raise ValueError(UNTRACEABLE)
 
 
@@ -146,7 +146,7 @@ def _refuse(module: torch.nn.Module, what: str, why: str, hint: str) -> NoReturn
 
 
 def _advise(module: torch.nn.Module, dropout: float) -> str:
-    """Return which option of the model's configuration to set."""
+    """Return a hint with the option of the model's configuration that turns dropout off."""
     config: Any = getattr(module, "config", None)
     names = (name for name in _DROPOUTS if getattr(config, name, None) == dropout)
     name = next(names, _DROPOUTS[0])

@@ -35,26 +35,26 @@ Tensor = torch.Tensor
 
 
 class Scores(NamedTuple):
-    """Score modifications in the terms of transformers."""
+    """Scale, score modifications and dropout, as transformers passes them."""
 
     scale: float | None  # None: head_dim ** -0.5
-    softcap: float | None = None  # None or 0: none
+    softcap: float | None = None  # None or 0: no softcap
     sinks: Tensor | None = None  # [num_heads_q]
     bias: Tensor | None = None  # added to the scores
     dropout: float = 0.0
 
     def add(self, mask: Tensor) -> Scores:
-        """Return the modifications with a mask of numbers added."""
+        """Return these options with a float mask added to the bias."""
         return self._replace(bias=mask if self.bias is None else self.bias + mask)
 
     def cut(self, keys: int) -> Scores:
-        """Return the modifications for the first keys; other slots of a static cache are empty."""
+        """Return these options for the first keys only; later slots of a static cache are empty."""
         if self.bias is None or self.bias.shape[-1] <= keys:
             return self
         return self._replace(bias=self.bias[..., :keys])
 
     def find_options(self) -> dict[str, Any]:
-        """Return the modifications as arguments of the attention functions."""
+        """Return these options as arguments of our attention functions."""
         chosen: dict[str, Any] = {"softmax_scale": self.scale}
         if self.softcap:
             chosen["softcap"] = self.softcap
@@ -88,7 +88,7 @@ def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
         return False
     if is_transformed() or concerns_autograd(q, k, v):
         return False
-    if q.shape[-1] % HEAD_DIM_STEP or v.shape[-1] % HEAD_DIM_STEP:  # a cache is not copied to pad
+    if q.shape[-1] % HEAD_DIM_STEP or v.shape[-1] % HEAD_DIM_STEP:  # padding copies the cache
         return False
     if sinks is not None and sinks.requires_grad and torch.is_grad_enabled():
         return False
@@ -104,7 +104,7 @@ def attend_once(
         query: [batch, num_heads_q, 1, head_dim].
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v].
-        interval: [batch, 1, 2, 1], int32.
+        interval: [batch, 1, 2, 1], int32: the first visible key and the end.
         scores: Score modifications.
     """
     q, k, v = (lay_out(x) for x in (query, key, value))
@@ -122,7 +122,7 @@ def attend_once(
 
 
 def lay_out(x: Tensor) -> Tensor:
-    """Return [batch, seqlen, num_heads, head_dim] from heads first; copies if needed."""
+    """Return [batch, num_heads, seqlen, head_dim] as [batch, seqlen, num_heads, head_dim]."""
     x = x.transpose(1, 2)
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -151,17 +151,17 @@ def _attend_packed(
         return out
     lse = lse.unflatten(1, (batch, heads_kv)).permute(1, 2, 0)  # [batch, num_heads_kv, group]
     refuse_match("sinks of one query with gradients")
-    share = torch.sigmoid(lse.reshape(batch, -1) - scores.sinks)  # the keys' weight beside the sink
+    share = torch.sigmoid(lse.reshape(batch, -1) - scores.sinks)  # softmax weight of the keys
     return (out * share[:, None, :, None]).to(out.dtype)
 
 
 def _find(interval: Tensor, key: object, find: Callable[[], Found]) -> Found:
-    """Return a result derived from an interval; only the first layer launches the kernels."""
+    """Return a result computed from an interval; the first layer computes it for all layers."""
     return find() if _is_repeated(interval) else find_once(interval, key, find)
 
 
 def _is_repeated(interval: Tensor) -> bool:
-    """Return whether this code will run again with other values of the same tensors."""
+    """Return whether a graph records this code, to run it with other values of the same tensors."""
     if is_symbolic(interval) or is_traced():
         return True
     return interval.is_cuda and torch.cuda.is_current_stream_capturing()

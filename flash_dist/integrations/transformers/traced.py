@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]  # first key and end, [batch or 1, queries]
 
-_BEFORE: Final = -1  # a sequence starts where this relative key is not visible
+_BEFORE: Final = -1  # offset of the key before a query; invisible where a sequence starts
 
 
 def trace_mask(
@@ -41,7 +41,7 @@ def trace_mask(
     device: torch.device | str,
     **others: Any,  # noqa: ANN401
 ) -> LayerMask | Tensor:
-    """Return the mask of a forward that is traced.
+    """Return the mask of a forward, as tensors of the graph that is being traced.
 
     Args:
         mask_function: As in `make_mask`.
@@ -56,7 +56,7 @@ def trace_mask(
     visible = _follow(band, torch.arange(queries, device=device).unsqueeze(0) + offset, keys)
     if tokens is not None:
         padding = Padding.of(pad(tokens.to(device, torch.bool), (0, keys - tokens.shape[1])))
-        torch._assert_async(~padding.has_gaps(), UNTRACEABLE)  # noqa: SLF001 - as in torch.func
+        torch._assert_async(~padding.has_gaps(), UNTRACEABLE)  # noqa: SLF001 - no public name
         visible = _join(visible, (padding.first.unsqueeze(1), padding.end.unsqueeze(1)))
     if queries == 1:
         lo, hi = (x.expand(batch, 1) for x in visible)
@@ -72,7 +72,7 @@ def trace_mask(
 def plan_traced(
     layer_mask: LayerMask, documents: Tensor | None, queries: int, keys: int, device: torch.device
 ) -> IntervalMask:
-    """Return the plan of the visible keys; layers with equal requests share a plan.
+    """Return the plan of the visible keys, which layers with the same `documents` share.
 
     Args:
         layer_mask: Made by the mask function.
@@ -89,7 +89,7 @@ def plan_traced(
         visible = _follow(layer_mask.band, torch.arange(queries, device=device).unsqueeze(0), keys)
     if documents is not None:
         visible = _join(visible, _spread(find_restarts(documents)))
-    causal = queries == keys and layer_mask.band.right == 0  # top left and bottom right then agree
+    causal = queries == keys and layer_mask.band.right == 0  # the alignments then agree
     mask = IntervalMask.of(*visible, seqlen_k=keys, causal=causal)
     layer_mask.planned.append((documents, mask))
     return mask
@@ -124,7 +124,7 @@ def _find_band(
     config: object = None,
     **others: object,
 ) -> Band:
-    """Return the band for a kind of mask, by its name."""
+    """Return the band that transformers' arguments of the mask function imply."""
     is_whole = others.get("allow_is_bidirectional_skip") is not None
     is_causal = others.get("allow_is_causal_skip", True) and not _is_chunked(local_size, config)
     if use_vmap or not (is_square or is_whole or is_causal):
@@ -135,7 +135,7 @@ def _find_band(
 
 
 def _is_chunked(size: int | None, config: object) -> bool:
-    """Return whether a size is the model's chunk size. cu_seq_lens do not include such chunks."""
+    """Return whether a size is the model's chunk size; cu_seq_lens do not describe chunks."""
     return size is not None and size == getattr(config, "attention_chunk_size", None)
 
 

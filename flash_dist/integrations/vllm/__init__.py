@@ -13,7 +13,7 @@ from typing import Final
 from packaging.version import InvalidVersion, Version
 
 NAME: Final = "FLASH_DIST"
-_OLDEST: Final = Version("0.32")  # earlier versions have another cache layout
+_OLDEST: Final = Version("0.32")  # earlier versions lay out the cache differently
 
 
 def register() -> None:
@@ -21,7 +21,7 @@ def register() -> None:
 
     An older vLLM gets a warning in its log, and no backend.
     """
-    import vllm  # noqa: PLC0415 - the caller has imported it
+    import vllm  # noqa: PLC0415 - already imported by the caller
 
     if not _is_served(vllm.__version__):
         logging.getLogger("vllm").warning(

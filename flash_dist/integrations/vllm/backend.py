@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-_PAGE: Final = 16  # keys; page sizes are multiples of it
+_PAGE: Final = 16  # page sizes must be multiples of this many keys
 _LONGEST_HEAD: Final = 512
 _ENCODERS: Final = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
@@ -56,7 +56,7 @@ class FlashDistBackend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(
-        kv_cache_spec: object = None,  # noqa: ARG004 - the same for all
+        kv_cache_spec: object = None,  # noqa: ARG004 - the same for all caches
     ) -> list[int | MultipleOf]:
         """Return the supported page sizes."""
         return [MultipleOf(_PAGE)]
@@ -97,7 +97,7 @@ class FlashDistBackend(AttentionBackend):
         return _device_of(capability) >= min(word.floor for word in AXES.words.values())
 
     @classmethod
-    def supports_combination(  # noqa: PLR0913, PLR0917 - vLLM's
+    def supports_combination(  # noqa: PLR0913, PLR0917 - vLLM's signature
         cls,
         head_size: int,  # noqa: ARG003
         dtype: torch.dtype,
@@ -110,7 +110,7 @@ class FlashDistBackend(AttentionBackend):
         device_capability: DeviceCapability,
     ) -> str | None:
         """Return why a dtype is unsupported on a GPU; None if it is supported."""
-        if not cls.supports_dtype(dtype):  # vLLM reports the dtype by itself
+        if not cls.supports_dtype(dtype):  # vLLM itself reports such a dtype
             return None
         floor = AXES.words[DTYPE_NAMES[dtype]].floor
         if _device_of(device_capability) >= floor:
@@ -141,7 +141,7 @@ class FlashDistMetadataBuilder(AttentionMetadataBuilder[FlashDistMetadata]):
 
     _cudagraph_support: ClassVar = AttentionCGSupport.UNIFORM_BATCH
 
-    def __init__(self, *arguments: Any) -> None:  # noqa: ANN401 - vLLM's
+    def __init__(self, *arguments: Any) -> None:  # noqa: ANN401 - vLLM's signature
         super().__init__(*arguments)
 
     def build(
@@ -172,7 +172,7 @@ class FlashDistMetadataBuilder(AttentionMetadataBuilder[FlashDistMetadata]):
 class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
     """The attention of one layer."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - vLLM's
+    def __init__(  # noqa: PLR0913, PLR0917 - vLLM's signature
         self,
         num_heads: int,
         head_size: int,
@@ -208,9 +208,9 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         self.sinks = sinks
         self.left = -1 if sliding_window is None else sliding_window - 1
 
-    def forward(  # noqa: PLR0913, PLR0917 - vLLM's
+    def forward(  # noqa: PLR0913, PLR0917 - vLLM's signature
         self,
-        layer: torch.nn.Module,  # noqa: ARG002 - its scales are for 8-bit floats
+        layer: torch.nn.Module,  # noqa: ARG002 - has only scales of 8-bit floats
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -225,13 +225,13 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         Args:
             layer: The attention layer.
             query: [num_tokens, num_heads, head_size].
-            key: [num_tokens, num_kv_heads, head_size], already in the cache.
+            key: [num_tokens, num_kv_heads, head_size]; read from the cache except by encoders.
             value: Likewise.
             kv_cache: [num_pages, num_kv_heads, page_size, 2 * head_size], in any layout.
             attn_metadata: The batch; None while vLLM measures the memory of a step.
             output: [num_tokens, num_heads, head_size].
-            output_scale: None.
-            output_block_scale: None.
+            output_scale: Must be None.
+            output_block_scale: Must be None.
 
         Raises:
             NotImplementedError: A scale is given: out has the dtype of query.
@@ -275,7 +275,7 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
             return
         keys, values = self._split(kv_cache)
         if kv_cache.is_cuda:
-            from vllm.v1.attention.backends.fa_utils import (  # noqa: PLC0415 - not on a CPU
+            from vllm.v1.attention.backends.fa_utils import (  # noqa: PLC0415 - missing on a CPU
                 reshape_and_cache_flash,
             )
 
