@@ -13,8 +13,8 @@ _TILE = 128  # rows of the largest tile
 _WAVES = 2  # tiles per multiprocessor that fill a GPU
 WHOLE = -1
 _P = 0.25  # fraction that dropout drops
-MOST_COLUMNS = 256  # most columns of q with dropout; a copy: kernels/dropout needs torch
-_SMALL_SEQLEN = 384  # largest size with a fast float64 reference on the CPU
+MOST_COLUMNS = 256  # largest head_dim with dropout; copied: kernels/dropout needs torch
+_SMALL_SEQLEN = 384  # longest seqlen_q with a fast float64 reference on the CPU
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class _Shape:
     num_heads_q: int
     num_heads_kv: int
     causal: bool
-    budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
-    mask: str = ""  # name in MASKS of masks.py, in addition to causal
+    budget: int | None = None  # bytes of workspace; None: the default; 0: dS is recomputed
+    mask: str = ""  # name in MASKS of masks.py, instead of causal
     lengths: tuple[int, ...] = ()  # lengths of packed documents
-    page: int = 0  # keys per page of the cache with k and v; WHOLE: no pages
+    page: int = 0  # keys per page of a KV cache; WHOLE: no pages; 0: no cache
     appended: int = 0  # keys that the call appends to the cache
-    scores: str = ""  # score modifications: some of softcap, alibi, bias and sinks
+    scores: str = ""  # score modifications: words from softcap, alibi, bias and sinks
     matched: bool = False  # request the bits of attention to a cache
     dropout_p: float = 0.0
     max_logit: bool = False  # request the largest score of each head, without a backward
@@ -104,7 +104,7 @@ class Kernels:
 
     @property
     def is_usual(self) -> bool:
-        """True for sizes that most models use: they get every shape, other sizes get few shapes."""
+        """True for sizes that most models use: these get every shape, other sizes only a few."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
 
@@ -121,7 +121,7 @@ class Kernels:
 
     @property
     def is_latent(self) -> bool:
-        """True if the values are part of the keys, which then have more columns."""
+        """True if v is the first columns of k, as in MLA; k then has more columns."""
         return self.head_dim > max(_CACHED_SIZES)
 
 
@@ -133,7 +133,8 @@ _SMALL = (
     _Shape("one-query", 2, 1, 259, 4, 1, causal=True),
 )
 
-# The batch is scaled until the GPU is full. The group split needs few (batch, kv head) pairs.
+# In _LARGE, the batch is scaled until the GPU is full. In _FIXED it is not, because the group
+# split, for example, needs few (batch, kv head) pairs.
 _LARGE = (
     _Shape("full", 1, 1024, 1024, 16, 16, causal=False),
     _Shape("causal", 1, 1024, 1024, 16, 16, causal=True),
@@ -182,7 +183,7 @@ _SCORED = (
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores=_ALL_SCORES),
     _Shape("scored", 1, 129, 193, 4, 2, causal=True, budget=0, scores=_ALL_SCORES),
     replace(_PACKED[1], label="scored", scores=_ALL_SCORES),
-    _Shape("scored", 2, 150, 192, 4, 2, causal=False, scores="bias"),  # rows TMA can copy
+    _Shape("scored", 2, 150, 192, 4, 2, causal=False, scores="bias"),  # bias rows that TMA can copy
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores="alibi bias sinks"),
 )
 _BIASED_ROWS = _Shape("scored", 1, 67, 41, 3, 1, causal=True, scores="bias")
@@ -220,7 +221,7 @@ _MATCHED = (
 )
 _MATCHED_LARGE = _Shape("matched", 2, 2100, 2100, 16, 4, causal=True, matched=True)
 
-# The largest score of each head, found by a separate kernel and by the forward of many queries.
+# The largest score of each head, which a separate kernel finds, or the forward of many queries.
 _MAX_LOGITS = (
     replace(_SMALL[2], max_logit=True),
     _Shape("wide", 1, 384, 330, 36, 4, causal=False, max_logit=True),
@@ -237,7 +238,7 @@ _LATENT_LARGE = (
     _Shape("latent", 20, 2, 1536, 64, 1, causal=True, page=64),
 )
 
-# For compiled sizes outside the usual ones, and for head_dims that are padded to them.
+# The few shapes of unusual compiled sizes, and of head_dims that are padded to these sizes.
 _FEW = (
     _SMALL[2],
     _SMALL[3],
@@ -246,7 +247,7 @@ _FEW = (
     _BIASED_ROWS,
 )
 _FEW_ON_GPU = (_LARGE[2], _FIXED[-1], *_SCORED_LARGE, _MAX_LOGITS[0])
-_TAIL = 8  # columns less than the compiled head_dim
+_TAIL = 8  # a tail case has so many columns less than the compiled head_dim
 
 
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 _RNG_STATE = ((1 << 62) + 12345678901234567, (1 << 40) + 4000000000)  # seed and offset
-_Q_SCALE = 4.0  # spreads the scores, so that the softmax is not flat
+_Q_SCALE = 4.0  # factor on q that spreads the scores, so that the softmax is not flat
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Inputs:
 
     def _call_operators(self, case: Case) -> Tensors:
         """Call the operators, which have arguments for the budget and the dropout seed."""
-        from ..kernels import operators  # noqa: PLC0415 - missing in a broken install
+        from ..kernels import operators  # noqa: PLC0415 - needs the extension
         from ..kernels.problem import Problem  # noqa: PLC0415
         from ..masks import Band  # noqa: PLC0415
 
@@ -110,7 +110,7 @@ class Inputs:
 
     def _find_max_logit(self, case: Case) -> Tensors:
         """Return out, lse and the largest score of each head."""
-        from ..attention.batched import flash_attn_func  # noqa: PLC0415 - as above
+        from ..attention.batched import flash_attn_func  # noqa: PLC0415 - needs the extension
 
         with float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3"):
             out, lse, max_logit = flash_attn_func(
@@ -120,7 +120,7 @@ class Inputs:
 
     def _attend_to_cache(self, case: Case) -> Tensors:
         """Call the function that reads a cache, with shuffled pages."""
-        from ..attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415 - as above
+        from ..attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415
         from ..attention.decoding.latent import flash_mla_with_kvcache  # noqa: PLC0415
 
         k, v, table = self.k, self.v, None
@@ -159,7 +159,7 @@ class Inputs:
 
 
 def find_dropout(case: Case, device: torch.device) -> Dropout | None:
-    """Return the dropout of a case."""
+    """Return the dropout of a case; None without dropout."""
     if not case.dropout_p:
         return None
     return Dropout(case.dropout_p, torch.tensor(_RNG_STATE, device=device))
@@ -175,8 +175,8 @@ def _name_arguments(scores: Scores) -> dict[str, Any]:
 
 
 def load_attention() -> Attention:
-    """Return the attention that cases call; packed documents are a batch of 1, with `lengths`."""
-    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - missing in a broken install
+    """Return the function that cases call; with `lengths`, its batch of 1 is packed documents."""
+    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - needs the extension
     from ..attention.packed import flash_attn_varlen_func  # noqa: PLC0415
 
     def attention(

@@ -27,25 +27,25 @@ DTYPES: Final = {
 }
 
 _SEED: Final = 5
-_BLOCKS: Final = 16  # tokens per block; tokens of a block see each other
+_BLOCKS: Final = 16  # number of blocks; tokens of a block see each other
 _TILE: Final = 64
 SOFTCAP: Final = 3.0  # small, so that scores reach it
 _SINKS_SEED: Final = 6
 _SINKS: Final = 2.0  # largest sink
-_SLOPES: Final = 8  # number of powers of two, which are exact on any machine
+_SLOPES: Final = 8  # number of ALiBi slopes, powers of two, exact on any machine
 _BIAS_SEED: Final = 7
 _BIAS: Final = 2.0  # largest bias
 
 
 def make_mask(case: Case) -> BlockMask | None:
-    """Return the BlockMask of a case; None without one."""
+    """Return the BlockMask of a case; None if the case has none."""
     return MASKS[case.mask](case) if case.mask else None
 
 
 def find_visible(case: Case) -> Tensor | None:
     """Return visible keys, bool [batch or 1, heads or 1, seqlen_q, seqlen_k].
 
-    None if `causal` is the whole mask.
+    Return None if the mask is only `causal`.
     """
     if case.lengths:
         return _documents_apart(case.lengths, causal=case.causal)[None, None]
@@ -56,7 +56,7 @@ def find_visible(case: Case) -> Tensor | None:
 
 
 def cu_seqlens(lengths: tuple[int, ...]) -> list[int]:
-    """Return where each document starts, and the end of the last."""
+    """Return where each document starts, and where the last one ends."""
     return list(accumulate(lengths, initial=0))
 
 
@@ -82,7 +82,7 @@ def _padding(case: Case) -> BlockMask:
 
 
 def _count_off(case: Case, parts: int) -> Iterator[Tensor]:
-    """Yield for each query, then for each key, which of `parts` equal parts contains it."""
+    """Yield the number of each query's part, then of each key's part, of `parts` equal parts."""
     for seqlen in (case.seqlen_q, case.seqlen_k):
         yield torch.arange(seqlen, device="cpu") * parts // seqlen
 
@@ -101,7 +101,8 @@ def _prefix(case: Case) -> BlockMask:
 
 def _intervals(case: Case) -> BlockMask:
     ends = _numbers(2 * case.seqlen_q, case.seqlen_k + 1).view(2, case.seqlen_q)
-    return BlockMask.from_intervals(ends[0], ends[1], seqlen_k=case.seqlen_k)  # some see no key
+    # Some intervals end before they start, so that their queries see no key.
+    return BlockMask.from_intervals(ends[0], ends[1], seqlen_k=case.seqlen_k)
 
 
 def _dense(case: Case) -> BlockMask:

@@ -123,7 +123,7 @@ def attend(  # noqa: PLR0913 - an attention problem
 
 
 def _modify(s: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Return the softmax's scores, [batch, heads, seqlen_q, seqlen_k], and the cap's slope."""
+    """Return modified scores, [batch, heads, seqlen_q, seqlen_k], and the soft cap's derivative."""
     slope: torch.Tensor | float = 1.0
     if scores.softcap:
         t = torch.tanh(s / scores.softcap)
@@ -137,7 +137,7 @@ def _modify(s: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _add_sinks(lse: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Add each head's sink to the sums of its rows, [batch, heads, seqlen_q] in float64."""
+    """Add each head's sink to lse of its rows, [batch, heads, seqlen_q] in float64."""
     return lse if sinks is None else torch.logaddexp(lse, sinks.to("cpu", lse.dtype)[:, None])
 
 

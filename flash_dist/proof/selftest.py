@@ -48,7 +48,7 @@ class AttentionCase(ToolkitCase):
 
     @property
     def fills_gpu(self) -> bool:
-        """True if the float64 formulas take long."""
+        """True for large cases, whose float64 reference takes long."""
         return self.case.fills_gpu
 
     def make_inputs(self, device: torch.device) -> Inputs:
@@ -78,7 +78,7 @@ def load_cases() -> ChooseCases:
     """Load attention, and return a function that chooses the cases of a device.
 
     Raises:
-        ExtensionError: The compiled part does not load.
+        ExtensionError: The compiled extension does not load.
     """
     return partial(choose_cases, load_attention())
 
@@ -97,7 +97,7 @@ def choose_cases(
 def _find_size(
     role: str, sizes: Collection[tuple[int, ...]], head_dims: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Return a role's compiled size for head_dims; for latent keys only an equal size."""
+    """Return the compiled size of a role that serves head_dims; for latent keys, only that size."""
     if role.startswith(_LATENT):
         return head_dims if head_dims in sizes else None
     return smallest_size(sizes, head_dims)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 LICENSES: Final = "info/licenses/"
 _ABOUT: Final = "info/about.json"
 _FORMAT: Final = {"conda_pkg_format_version": 2}
-_TEXTS: Final = frozenset({"license", "summary", "home"})  # texts in about.json
-_TOLD: Final = frozenset({"arch", "license", "platform", "timestamp"})  # not checked in index.json
+_TEXTS: Final = frozenset({"license", "summary", "home"})  # keys of about.json with text
+_TOLD: Final = frozenset({"arch", "license", "platform", "timestamp"})  # in index.json, unchecked
 _PATH: Final = {"_path", "path_type", "sha256", "size_in_bytes"}
 
 

@@ -84,7 +84,7 @@ def find_missing(
     Args:
         archs: The required targets.
         inspection: The library.
-        allowed: Fatbins of kernels with such names may lack targets.
+        allowed: A fatbin may lack targets if a name of it matches this pattern.
     """
     fatbins = _Fatbins.read(inspection)
     names = _name_fatbins(inspection)
@@ -136,8 +136,8 @@ class _Fatbins:
     """The targets of each fatbin, by the number of its container."""
 
     judged: Mapping[int, Sequence[Arch]]
-    with_kernels: Sequence[int]  # every fatbin, if no image was opened
-    together: Mapping[int, Sequence[Arch]]  # targets of a fatbin and of its group
+    with_kernels: Sequence[int]  # numbers of fatbins; all fatbins if no image was opened
+    together: Mapping[int, Sequence[Arch]]  # targets of all fatbins that count as one
     complete: Sequence[Sequence[Arch]]  # targets of each object that was linked on the device
     bound: AbstractSet[int]  # fatbins whose kernels are meant for their single target
 

@@ -39,7 +39,7 @@ def find_foreign_names(
 
     Args:
         names: Names of files and folders. The name of a folder ends with a slash.
-        manifest: The build's own record.
+        manifest: The wheel's `_build.json`.
         more: Names allowed in the dist-info besides the names of every wheel.
     """
     every = sorted(names)

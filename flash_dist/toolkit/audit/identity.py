@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _ANY: Final = "-".join(ANY_PYTHON)
 _NAME: Final = re.compile(rf"([^-]+)-([^-]+)-({_ANY}-[^-]+)\.whl")
-_SHOWN: Final = 100  # maximum characters of a line
+_SHOWN: Final = 100  # maximum characters of a line in a message
 _TAG: Final = re.compile(rf"{_ANY}-[a-z0-9_.]+")
 _INFO: Final = re.compile(r"([^/]+)\.dist-info/METADATA")
 _ONCE: Final = ("Metadata-Version", "Name", "Version", "Requires-Python")
@@ -58,7 +58,7 @@ _METADATA_HEADERS: Final = frozenset(
         "Summary",
     }
 )
-# Free text, in any letters; no installer acts on it.
+# Fields of free text in any script; no installer acts on them.
 _TEXTS: Final = frozenset(
     {"Author", "Author-email", "Keywords", "Maintainer", "Maintainer-email", "Summary"}
 )
@@ -73,7 +73,7 @@ _WHEEL: Final = {"Wheel-Version": "1.0", "Root-Is-Purelib": "false"}
 
 
 def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
-    """Describe where the parts of a wheel contradict each other.
+    """Describe where the name and the metadata files of a wheel contradict each other.
 
     Raises:
         KernelsError: A part of the wheel cannot be read.

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from ..binaries.wheel import Wheel
 
-_GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]{1,9})[0-9]*(\.[0-9]+)?")  # nine digits are enough
+_GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]{1,9})[0-9]*(\.[0-9]+)?")  # nine digits are read
 _TAG: Final = re.compile(r"manylinux_2_([0-9]+)_\w+")
 _PYTHON: Final = re.compile(r"_?Py[A-Z_]\w*")  # functions and types of CPython
 
 
 def read_floor(file_name: str) -> int | None:
-    """Return the minor version of the glibc in a tag: 34 for `manylinux_2_34`; else None."""
+    """Return the oldest minor version of glibc in the tags: 34 for `manylinux_2_34`; else None."""
     found = [int(match[1]) for match in _TAG.finditer(file_name)]
     return min(found, default=None)
 

@@ -27,7 +27,7 @@ _UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """The options as written; None means not given."""
+    """The options as the user wrote them; None for options that are not given."""
 
     require: str | None = None
     forbid_extra: bool | None = None

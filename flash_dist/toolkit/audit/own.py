@@ -99,7 +99,7 @@ def audit_wheel(path: str | os.PathLike[str], *, budget_bytes: int | None = None
 
 
 def audit_contents(contents: WheelContents, *, budget_bytes: int | None = None) -> AuditResult:
-    """Judge the contents read from a wheel."""
+    """Compare a wheel's contents with its manifest."""
     unclear = (f"the fat binary is not fully understood: {text}" for text in contents.warnings)
     problems = [
         *label(AUDIT_NOT_UNDERSTOOD, unclear),
@@ -168,7 +168,7 @@ def _role_problems(manifest: Manifest) -> Iterator[str]:
     served |= {(_ANY, one.place.words, one.target) for one in general}
     for one in manifest.kernels:
         role = roles[one.family]
-        if one.is_plain:  # a plain file has no fallback
+        if one.is_plain:  # a plain .cu file has no fallback
             continue
         if one.role not in {"", role}:
             yield f"{one.symbol} is declared for the role {one.role}, its family is for {role}"
@@ -214,7 +214,7 @@ def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
 
 
 def _image_problems(contents: WheelContents) -> Iterator[str]:
-    """Check that each image is compressed and for a target of the set; PTX has one kernel each."""
+    """Check that each image is compressed and for a target of the set, and PTX has one kernel."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
     plain = {one.symbol for one in contents.manifest.kernels if one.is_plain}
@@ -230,12 +230,12 @@ def _image_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _is_plain(image: Image, plain: set[str]) -> bool:
-    """Tell if an image is of a plain file, whose PTX holds all its kernels."""
+    """Tell if an image is of a plain .cu file, whose PTX holds all kernels of the file."""
     return {kernel.name for kernel in image.kernels} <= plain
 
 
 def _linkage_problems(contents: WheelContents) -> Iterator[str]:
-    """Check that the libraries need what is expected, and that no other library was added."""
+    """Check that the libraries link the expected libraries, and that no library was added."""
     for name in sorted(set(contents.libraries) - contents.linkage.keys()):
         yield f"`{name}` is a library that is not declared"
     manifest, expected = contents.manifest, expected_linkage(contents.manifest)
@@ -272,6 +272,6 @@ def _add_up(target: str, images: list[Image]) -> TargetSize:
 
 
 def describe_failure(result: AuditResult) -> str:
-    """Name the wheel and every problem."""
+    """Return a text that names the wheel and every problem."""
     name = Path(result.contents.path).name
     return "\n".join([f"{name} fails the audit:", *(f"  {one}" for one in result.problems)])

@@ -25,7 +25,7 @@ _FOLDERS: Final = (f"{NAME}/", f"{NAME}-")
 
 
 def name_other_project(path: Path) -> str:
-    """Return the project of a wheel or conda package without a record of its build.
+    """Return the project of a wheel or conda package that holds no record of its build.
 
     Return an empty text if the package has such a record, claims any of this package's names, or
     cannot be read.

@@ -121,7 +121,7 @@ def audit_release(
         baseline: An older release. All its targets and kernels must still be there.
 
     Raises:
-        KernelsError: The path, or the baseline, cannot be read at all.
+        KernelsError: The path or the baseline cannot be read.
     """
     size = path.stat().st_size if path.is_file() else None
     inspections, unread = inspect_libraries(open_libraries(path), requirements.choice)

@@ -55,13 +55,13 @@ class Requirements:
 
     archs: tuple[Arch, ...] = ()
     forbid_extra: bool = False  # forbid other targets
-    kernels: tuple[str, ...] = ()  # parts of names: kernels that must exist, not as stubs
-    no_stubs: re.Pattern[str] | None = None  # kernels with such names must not be stubs
+    kernels: tuple[str, ...] = ()  # each is part of the name of a kernel that must be no stub
+    no_stubs: re.Pattern[str] | None = None  # kernels whose names match must not be stubs
     max_bytes: int | None = None  # maximum size of the released file
-    min_driver: Driver | None = None  # the oldest driver, which must load everything
-    allow_missing: re.Pattern[str] | None = None  # fatbins with such kernels may lack targets
+    min_driver: Driver | None = None  # oldest driver that must load every image
+    allow_missing: re.Pattern[str] | None = None  # fatbins whose names match may lack targets
     headers_only: bool = False  # judge headers, and open no image
-    policies: tuple[tuple[str, Requirements], ...] = ()  # name pattern and its requirements
+    policies: tuple[tuple[str, Requirements], ...] = ()  # library pattern, requirements
 
     def of(self, library: str) -> Requirements:
         """Return the requirements of the first policy that matches a library; else `self`."""
@@ -90,7 +90,7 @@ def find_shortfalls(
     *,
     size: int | None = None,
 ) -> tuple[Finding, ...]:
-    """Describe what is missing or superfluous.
+    """Describe where the libraries fall short of the requirements.
 
     Args:
         requirements: The requirements.
@@ -140,7 +140,7 @@ def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterat
         if entry.arch is not None:
             home = Device(entry.arch.major, entry.arch.minor)
             verdict = judge(entry.arch, home, driver, entry.origin)
-            if not verdict:  # unknown counts as no
+            if not verdict:  # an unknown verdict counts as no
                 reasons[verdict.reason] = reasons.get(verdict.reason, 0) + 1
     for reason, images in reasons.items():
         yield f"{reason} ({images} images)" if images > 1 else reason

@@ -40,9 +40,9 @@ STATEMENT_TYPE: Final = "application/vnd.in-toto+json"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
 PROVENANCE: Final = "provenance"  # folder of the statements; a download may lack it
 STATEMENT: Final = ".intoto.json"
-_FILE: Final = re.compile(r"(.+?)(-[0-9].*)?\.(whl|conda|tar\.gz|pyz)")  # files of a release
+_FILE: Final = re.compile(r"(.+?)(-[0-9].*)?\.(whl|conda|tar\.gz|pyz)")  # in a release
 _SHOWN: Final = 10  # maximum files named in a message
-_LONGEST: Final = 300  # characters of a message
+_LONGEST: Final = 300  # maximum characters of a message
 _AGAIN: Final = "do not install it; download the files of one release again, from its publisher"
 
 
@@ -107,7 +107,7 @@ def _read(path: Path) -> bytes:
 
 
 def _read_envelope(path: Path, kind: str) -> Any:  # noqa: ANN401 - from an optional package
-    from securesystemslib.dsse import Envelope  # noqa: PLC0415 - of the extra
+    from securesystemslib.dsse import Envelope  # noqa: PLC0415 - an optional package
     from securesystemslib.exceptions import Error  # noqa: PLC0415
 
     if not path.exists():
@@ -126,7 +126,7 @@ def _read_envelope(path: Path, kind: str) -> Any:  # noqa: ANN401 - from an opti
 
 
 def _has_signed(key: PublicKey, envelope: Any) -> bool:  # noqa: ANN401 - from an optional package
-    from securesystemslib.exceptions import Error  # noqa: PLC0415 - of the extra
+    from securesystemslib.exceptions import Error  # noqa: PLC0415 - an optional package
     from securesystemslib.signer import SSlibKey  # noqa: PLC0415
 
     try:
@@ -234,7 +234,7 @@ def read_release(
         day: The day on which a key must be valid; by default today.
 
     Raises:
-        MissingExtraError: No signature can be verified here.
+        MissingExtraError: The library that verifies signatures is not installed.
         ManifestError: There is no manifest.
     """
     require_extra()
@@ -246,7 +246,7 @@ def read_release(
         return SignedRelease(listing, tuple(keys), day, result)
     signature = CheckResult("ok", f"the manifest is signed by key {key}", name="signature")
     told = (package_of(str(data.get("project"))), data.get("source_commit"))
-    listing = make_listing(manifest, data)  # data are the signed bytes
+    listing = make_listing(manifest, data)  # the bytes whose signature was checked
     return SignedRelease(listing, tuple(keys), day, signature, *told)
 
 
@@ -265,7 +265,7 @@ def _find_strangers(folder: Path, listing: Listing, project: str) -> Iterator[tu
     """Yield a project's files and statements in a folder that differ from the listing.
 
     Yields:
-        The path of each, and a sentence.
+        The path of each file, and a sentence that says how it differs.
     """
     for path in sorted(folder.iterdir()):
         listed = listing.files.get(path.name)

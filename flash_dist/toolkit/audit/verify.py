@@ -75,7 +75,7 @@ class Verification:
 
     @property
     def exit_code(self) -> int:
-        """Return 1 for a failure, 3 if nothing could be checked."""
+        """Return 0 for a success, 1 for a failure, 3 if nothing could be checked."""
         if self:
             return EXIT_FINE
         return EXIT_NOTHING_CHECKED if all(self.results) else EXIT_FINDINGS
@@ -224,7 +224,7 @@ def check_paths(package: CondaContents) -> CheckResult:
 
 
 def check_archive(path: Path) -> CheckResult:
-    """Check that every byte belongs to one regular file that all readers see the same."""
+    """Check that every byte belongs to one regular file that all readers read in the same way."""
     with open_file(path) as file:
         members, problems = read_members(file)
     problems = (*problems, *find_foreign_kinds(members))

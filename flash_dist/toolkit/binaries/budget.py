@@ -25,9 +25,10 @@ LIBRARY_COST: Final = 30
 class Limit(NamedTuple):
     """Limits on one kind of work.
 
-    shared: For all files of a command together.
-    per_byte: For each byte of a file.
-    most: For one file.
+    words: What is counted, for messages.
+    shared: Allowance that all files of a command share.
+    per_byte: A file's allowance per byte of its size.
+    most: Maximum for one file, the shared allowance included.
 
     Measured on 40 libraries of CUDA 12 and 13, torch, NCCL, cuDNN and cuBLAS, up to 1 GB.
     """
@@ -74,7 +75,7 @@ class Budget:
 
     Args:
         size: The size of the file in bytes.
-        name: The name of the file in errors; "it" if only one file can be meant.
+        name: The name of the file in errors; empty to call the file "it".
     """
 
     def __init__(self, size: int, name: str = "") -> None:
@@ -105,7 +106,7 @@ class Budget:
         self._shared[work] -= missing
 
     def left(self, work: Work) -> int:
-        """Return the allowance that is left."""
+        """Return how much work of a kind is still allowed."""
         return self._own[work] + self._shared[work]
 
     def _refuse(self, work: Work) -> str:

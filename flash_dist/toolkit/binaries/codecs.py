@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Codec = Literal["none", "lz4", "zstd", "unknown"]
 
 MAX_IMAGE_BYTES = 1 << 30
-MAX_RATIO = 2_000  # the largest seen is 207; zstd of zeros reaches 32 000
+MAX_RATIO = 2_000  # the largest of a real image is 207; zstd of zeros reaches 32 000
 WINDOW_LOG_MAX = 27
 
 _HEAD_BYTES = 64
@@ -124,7 +124,7 @@ def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def _import_zstd() -> tuple[ModuleType, dict[int, int]]:
-    """Return the module, and the options for its decompressors."""
+    """Return Python's zstd module, and the options for its decompressors."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd  # noqa: PLC0415  (absent on a broken install)
@@ -142,7 +142,7 @@ def decompress_lz4_in_c(data: bytes, size: int) -> bytes:
     The package is 30 times as fast as `decompress_lz4`.
     """
     try:
-        from lz4 import block  # noqa: PLC0415  (no requirement)
+        from lz4 import block  # noqa: PLC0415  (an optional package)
     except ImportError:
         return decompress_lz4(data, size)
     try:

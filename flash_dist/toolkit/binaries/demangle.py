@@ -95,11 +95,11 @@ def _walk(text: str) -> Iterator[tuple[int, str, int]]:
             opened.append(character)
             count[character] += 1
         elif opener == "<":
-            if opened and opened[-1] == "<" and text[place - 1] != "-":  # else part of an operator
+            if opened and opened[-1] == "<" and text[place - 1] != "-":  # else `->` or `>`
                 opened.pop()
                 count["<"] -= 1
         elif opener is not None and count[opener]:
-            while True:  # a `<` in between is part of an operator's name
+            while True:  # drop `<` of operators, which nothing closes
                 last = opened.pop()
                 count[last] -= 1
                 if last == opener:
@@ -165,7 +165,7 @@ atexit.register(_child.stop)
 
 
 def serve() -> None:
-    """Answer each line of stdin with its demangled name, or an empty line for a refusal."""
+    """Answer each line of stdin with its demangled name, or with an empty line."""
     import resource  # noqa: PLC0415  (absent on Windows)
     from signal import ITIMER_PROF, setitimer  # noqa: PLC0415
 

@@ -25,8 +25,8 @@ SHT_RELA = 4
 SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 MAX_SECTIONS = 1_000_000
-LONG_NAME = 64  # bytes; longer names count as several
-MAX_OVERLAP = 16  # names may end in the same bytes; hostile files share one long name
+LONG_NAME = 64  # bytes; longer names count as several symbols
+MAX_OVERLAP = 16  # names may share their ends; hostile files give many one long end
 
 LOADED, EXECUTABLE = 2, 4  # flags of a section
 _CLASS64_LITTLE = b"\x02\x01"
@@ -154,7 +154,7 @@ def _slice(data: Buffer, offset: int, size: int) -> bytes:
 
 
 class StringTable:
-    """NUL-terminated names, in total not much longer than the table."""
+    """NUL-terminated names; rejects reads that in total are much longer than the table."""
 
     def __init__(self, data: bytes, budget: Budget | None = None) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""Opens files that a user named, and describes failures in one sentence with one step."""
+"""Opens files that a user named, and describes each failure in one sentence and one hint."""
 
 from __future__ import annotations
 

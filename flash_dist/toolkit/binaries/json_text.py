@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-_SHOWN: Final = 100  # maximum characters of a name
+_SHOWN: Final = 100  # maximum characters of a name in a message
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON

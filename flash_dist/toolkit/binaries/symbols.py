@@ -1,4 +1,4 @@
-"""Reads the dynamic linking data of a shared library: its needs, symbols and versions.
+"""Reads the dynamic linking data of a shared library: needed libraries, symbols, versions.
 
 Names are looked up by hash, as the linker does, so only a few pages of a library of 400 MB are
 read. Sources: System V ABI, "Dynamic Linking"; Linux Standard Base, "Symbol Versioning"; for the

@@ -117,7 +117,7 @@ class _Stream:
 
 def _unpack_header(header: bytes) -> tuple[bytes, ...]:
     fields: tuple[bytes, ...] = _HEADER.unpack(header)
-    # The sum counts its own field as spaces.
+    # The checksum counts its own field as spaces.
     blank = header[: _CHECKSUM.start] + b" " * 8 + header[_CHECKSUM.stop :]
     if _parse_number(fields[_SUM]) != sum(blank):
         message = "the tar archive has a header with a wrong checksum"

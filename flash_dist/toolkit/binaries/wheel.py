@@ -1,8 +1,8 @@
 """Opens an untrusted wheel: checks names, bounds sizes, installs and executes nothing.
 
 Python's zipfile bounds the output of stored and deflated members. For bzip2 and LZMA, zipfile
-unpacks a whole piece to a thousand times its size, and allocates any dictionary that the member
-asks for. Here every member is unpacked piece by piece.
+unpacks a whole piece, to up to a thousand times its size, and allocates a dictionary of any size
+that the member declares. Here every member is unpacked piece by piece.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ MAX_DICTIONARY: Final = 64 << 20  # LZMA's strongest preset uses a dictionary of
 _CHUNK: Final = 1 << 20
 _PACKED_CHUNK: Final = 1 << 16
 _LOCAL: Final = Struct("<4s22xHH")  # signature, ..., bytes of name and of extra fields
-_LZMA_HEAD: Final = Struct("<2xHBI")  # version, size of properties; lc, lp and pb; dictionary
+_LZMA_HEAD: Final = Struct("<2xHBI")  # version, size of properties; lc, lp and pb; dictionary size
 _LZMA_PROPERTIES: Final = 5
 
 _HEAD = 16
 _LIBRARY = re.compile(r".+\.so(\.[0-9]+)*", re.DOTALL)
-_RECORD, _RECORDS_END = b"PK\x01\x02", 16 << 20  # signature and most bytes of the central directory
+# Signature of an entry of the central directory, and maximum bytes of the directory.
+_RECORD, _RECORDS_END = b"PK\x01\x02", 16 << 20
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(OSError, EOFError, NotImplementedError, RuntimeError, ValueError, MemoryError),

@@ -34,7 +34,7 @@ _ZIP64 = 1
 _IN_EXTRA = 0xFFFFFFFF
 _STORED, _DEFLATED = 0, 8
 _UNIX, _IS_FOLDER, _IS_TEXT, _NEEDED = 3, 0x10, 1, 45
-_FLAGS = 0x0806  # bits for deflate's effort and for UTF-8 names
+_FLAGS = 0x0806  # allowed flags: deflate's effort, and UTF-8 names
 _CHUNK = 1 << 20
 
 MAX_HEADERS: Final = 20_000
@@ -110,7 +110,7 @@ def _belong(twice: bool) -> str:  # noqa: FBT001
 
 
 def _find_list(file: IO[bytes]) -> tuple[int, int, int]:
-    """Return start, end and length of the list."""
+    """Return the start and the end of the list, and its number of members."""
     size = file.seek(0, os.SEEK_END)
     last = size - _END.size
     fields = _END.unpack(_read(file, last, _END.size)) if last >= 0 else (b"",) * 8
@@ -163,7 +163,7 @@ def _read_list(file: IO[bytes], members: list[Member], problems: list[str]) -> i
 
 
 def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
-    """Return both sizes, and whether `extra` has other data than a 64-bit field of the sizes."""
+    """Return both sizes, and whether `extra` has data besides a ZIP64 field with the sizes."""
     if not extra:
         return packed, size, False
     if len(extra) == _EXTRA.size + _SIZES.size and _EXTRA.unpack_from(extra) == (_ZIP64, 16):
@@ -175,7 +175,7 @@ def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
 
 
 def _read_header(file: IO[bytes], one: Member, problems: list[str]) -> int:
-    """Read the header before a member, and compare it with the list. Return the header's length."""
+    """Compare the header before a member with the member's entry. Return the header's length."""
     data = _read(file, one.place, _LOCAL.size)
     if data[:4] != _LOCAL_MAGIC:
         message = f"there is no header before {one.name}"

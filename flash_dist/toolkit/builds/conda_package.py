@@ -74,7 +74,7 @@ def open_conda(path: str | os.PathLike[str]) -> Iterator[CondaContents]:
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read index.json, the part for solvers, of any conda package.
+    """Read index.json, which solvers read, of any conda package.
 
     Raises:
         FatbinError: The file is not a conda package, or cannot be read.

@@ -1,6 +1,6 @@
-"""Data on a wheel for conda's solver: GPUs, driver, glibc, dependencies. Pure functions.
+"""Metadata of a wheel for conda's solver: GPUs, driver, glibc, dependencies. Pure functions.
 
-`make/conda/recipe.py` writes the data into packages; `verify` compares packages with the data.
+`make/conda/recipe.py` writes the metadata into packages; `verify` compares packages with it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _TAG: Final = re.compile(r"py3-none-manylinux_([0-9]{1,4})_([0-9]{1,4})_([a-z0-9
 # Packages with another name on conda-forge.
 _RENAMED: Final = {"torch": "pytorch", "nvidia-cuda-runtime-cu12": "cuda-cudart"}
 
-# A package for all Pythons has no markers: a dependency of some Pythons is required for all or for
-# none. The packages here are required for all. conda-forge and Anaconda's channel have them for
-# every Python, empty where the standard library has replaced them (see the recipe of backports.zstd
-# for 3.14).
+# A noarch package has no environment markers: a dependency that only some Pythons need is required
+# for all Pythons or for none. These packages are required for all. conda-forge and Anaconda's
+# channel have them for every Python, empty where the standard library has replaced them (see the
+# recipe of backports.zstd for 3.14).
 _EMPTY_WHERE_NOT_NEEDED: Final = frozenset({"backports.zstd"})
 _PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 _SAME_IN_CONDA: Final = frozenset({">=", "<=", ">", "<", "!=", "==", "~="})
@@ -157,7 +157,7 @@ def _is_needed(requirement: Requirement, pythons: SpecifierSet, machine: str) ->
 
 
 def _imagine_python(version: str, machine: str) -> dict[str, str]:
-    """Return the values of markers for CPython on Linux, without optional requirements."""
+    """Return the values of environment markers for CPython on Linux, without an extra."""
     return {
         "extra": "",
         "implementation_name": "cpython",

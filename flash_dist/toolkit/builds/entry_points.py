@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "entry_points.txt"  # in the dist-info of a wheel
 SCRIPTS: Final = "console_scripts"
-LINK: Final = "info/link.json"  # in a conda package that serves any interpreter
+LINK: Final = "info/link.json"  # in a noarch conda package
 
 
 def write_entry_points(scripts: Sequence[str], groups: Mapping[str, Sequence[str]]) -> str:

@@ -37,11 +37,11 @@ T = TypeVar("T")
 class ToolkitInfo:
     """The CUDA toolkit that compiled the kernels."""
 
-    cuda: str  # 13.0
-    nvcc: str  # 13.0.88
+    cuda: str  # such as 13.0
+    nvcc: str  # such as 13.0.88
     ptxas: str
-    driver_min: str  # first driver branch that loads the SASS: 580
-    ptx_isa: str  # 9.0
+    driver_min: str  # first driver branch that loads the SASS, such as 580
+    ptx_isa: str  # such as 9.0
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the libraries that others wrote."""
+    """A third-party component of the build, such as the static CUDA runtime or torch's headers."""
 
     name: str
     version: str
-    how: str  # static: a linked archive; header-only; compiled-in: by nvcc
+    how: str  # static: a linked archive; header-only; compiled-in: added by nvcc
     license: str  # an SPDX expression, or the name of a licence without one
-    package: str = ""  # on PyPI
-    sha256: str = ""  # of the archive
+    package: str = ""  # its name on PyPI
+    sha256: str = ""  # hash of the static archive
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class TargetInfo:
     """A target of the package, and how its kernels were tested."""
 
     target: Arch
-    proof: str  # native: ran there; jit: its PTX ran on newer hardware; assembled: neither
+    proof: str  # native: ran on its GPU; jit: its PTX ran on a newer GPU; assembled: never ran
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,15 @@ class KernelRecord:
     stack_bytes: int | None
     static_smem: int | None
     dynamic_smem: int
-    threads: int | None  # maximum; None: a plain kernel without launch bounds
+    threads: int | None  # maximum per block; None: a plain kernel without launch bounds
     proof: str
     assembled_for: tuple[Assembled, ...] = ()
     source: str = ""  # the generated file, compiled for this target alone
-    role: str = ""  # purpose; several families may serve a role
+    role: str = ""  # what the kernel computes; several families may serve a role
 
     @property
     def is_plain(self) -> bool:
-        """Tell if the kernel is in a plain file, which has no table and no axes."""
+        """Tell if the kernel is in a plain .cu file, which has neither a table nor axes."""
         return self.place == NOWHERE
 
 
@@ -123,18 +123,18 @@ class Manifest:
     kernels: tuple[KernelRecord, ...]
     sources: str = ""  # hash of the files that the libraries were compiled from
     parts: tuple[Part, ...] = ()
-    files: tuple[str, ...] = ()  # of the package, except the libraries and this file
-    fallbacks: Fallbacks | None = None  # None: written by an earlier build
+    files: tuple[str, ...] = ()  # files of the package, except the libraries and this manifest
+    fallbacks: Fallbacks | None = None  # None in manifests of earlier builds
     product: str = NAME
     axes: Axes = AXES
     index: str = PRODUCT.index  # address of the package index that holds the releases
     oldest_gpu: Device = OLDEST  # the lowest supported compute capability
-    libraries: tuple[str, ...] = PRODUCT.libraries  # files in the package
-    dependencies: tuple[str, ...] = ()  # except torch and those of `linkage.REQUIREMENTS`
+    libraries: tuple[str, ...] = PRODUCT.libraries  # file names in the package
+    dependencies: tuple[str, ...] = ()  # besides torch and `linkage.REQUIREMENTS`
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
     # Plug-ins: lines of the same form, by the group of the program that loads them.
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    licenses: tuple[str, ...] = ()  # files in the dist-info
+    licenses: tuple[str, ...] = ()  # license files in the dist-info
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
@@ -284,7 +284,7 @@ _FLAT: Final[dict[str, type | tuple[type, ...]]] = {
 
 
 def _read(kind: type[T], data: dict[str, Any]) -> T:
-    """Build a flat dataclass. Unknown keys are ignored: newer readers know them."""
+    """Build a flat dataclass. Unknown keys are ignored: only newer versions know them."""
     told = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
     known = {name: data[name] for name in told if name in data}
     for name, value in known.items():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 NAME: Final = "METADATA"
-ANY_PYTHON: Final = ("py3", "none")  # tag of every wheel: no library has a symbol of Python
+ANY_PYTHON: Final = ("py3", "none")  # tag of every wheel: no library uses symbols of Python
 PYTHON: Final = ">=3.10"  # Requires-Python of every wheel
 # Raised by email and by packaging; the latter fails before version 26 on a Content-Type without
 # text.
@@ -27,7 +27,7 @@ _REFUSALS: Final = (AssertionError, AttributeError, MessageError, ValueError)
 
 @dataclass(frozen=True)
 class Metadata:
-    """Requested fields of METADATA; empty or None if absent."""
+    """The fields of METADATA that we use; empty or None if absent."""
 
     text: bytes  # the whole file
     version: str
@@ -56,7 +56,7 @@ def parse_metadata(text: bytes, archive: str) -> Metadata:
 
     Args:
         text: The file.
-        archive: Name in messages of the archive that contains the file.
+        archive: The archive that contains the file, for messages.
 
     Raises:
         FatbinError: METADATA is malformed.

@@ -6,13 +6,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from .. import errors  # errors is in the toolkit, a folder of the package
+from .. import errors  # locates the toolkit's folder
 from ..product import FOLDER, IMPORTED_AS, PROGRAM
 
-_DEPTH: Final = 1 if IMPORTED_AS else 0  # 0: the toolkit is installed without a package around it
+_DEPTH: Final = 1 if IMPORTED_AS else 0  # 0: a toolkit without a package around it
 PACKAGE: Final = Path(errors.__file__).resolve().parents[_DEPTH]
-FOUND: Final = Path(errors.__file__).absolute().parents[_DEPTH]  # links are not resolved
-DATA: Final = resources.files(IMPORTED_AS or FOLDER)  # also inside a zip file
+FOUND: Final = Path(errors.__file__).absolute().parents[_DEPTH]  # with symbolic links
+DATA: Final = resources.files(IMPORTED_AS or FOLDER)  # works inside a zip file, too
 
 UNBUILT_HINT: Final = errors.hint_to_build(
     "leave the clone, whose sources hide an installed wheel: `cd ..`; "

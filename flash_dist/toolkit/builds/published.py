@@ -41,12 +41,12 @@ from .package import DATA
 if TYPE_CHECKING:
     from pathlib import Path
 
-    Source = Path | Mapping[str, Any]  # a file, or its content as another file states it
+    Source = Path | Mapping[str, Any]  # a file, or its content in parsed form
 
 Proof = Literal["native", "jit", "assembled"]
 
 FILE_NAME: Final = "archsets.json"
-ANYBODY: Final = "*"  # the name for every client that is not named
+ANYBODY: Final = "*"  # stands for every client that has no entry
 MACHINES: Final = ("x86_64", "aarch64")
 
 _LABEL = re.compile(r"[a-z0-9]{1,10}")
@@ -147,7 +147,7 @@ def _name(path: Source | None) -> object:
     return "pyproject.toml" if in_table else path or FILE_NAME
 
 
-def _find_own() -> Any:  # noqa: ANN401 - a Source, or a file inside of a zip file
+def _find_own() -> Any:  # noqa: ANN401 - a Source, or a file in a zip file
     """Return the sets of the package, or of the project that a standalone toolkit serves."""
     if IMPORTED_AS:
         return DATA.joinpath(FILE_NAME)
