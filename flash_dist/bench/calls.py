@@ -1,4 +1,4 @@
-"""CPU cost of our calls and of SDPA's, in microseconds, as recorded results. Needs no torch."""
+"""Recorded CPU costs of our calls and of SDPA's, in microseconds. Needs no torch."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class CallReport:
 
 
 def read_run(path: Path) -> Report | CallReport:
-    """Read a recorded run of either kind; see `read_result`."""
+    """Read a recorded run of attention or of calls; see `read_result`."""
 
     def parse(data: Mapping[str, Any]) -> Report | CallReport:
         return (CallReport if data.get("kind") == KIND else Report).from_json(data)

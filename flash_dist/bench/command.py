@@ -279,7 +279,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     from .measuring.clocks import GpuClock  # noqa: PLC0415
     from .runner import describe_machine, estimate_seconds, measure, say_duration  # noqa: PLC0415
 
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by deterministic mode
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic mode
     peers, passes, states = DEFAULTS[args.shapes]
     absent: tuple[str, ...] = ()
     if args.peers is None:

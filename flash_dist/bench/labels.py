@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Measure = Callable[[str], float]  # width of a text in inches
 
 TIMES: Final = "\u00d7"
-_FIRST_LINE: Final = 2  # words of the first line: head_dim and mask
+_FIRST_LINE: Final = 2  # parts of a title in its first line: head_dim and mask
 _KILO: Final = 1024
 
 

@@ -1,4 +1,4 @@
-"""Which problems, baselines, passes and states of L2 a measurement covers."""
+"""The problems, baselines, passes and states of L2 that a measurement covers."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 
 def collect_ratios(rows: Iterable[Row], peer: str, pass_: str) -> list[float]:
-    """Return the ratios of all rows that have one, without `eager` rows, which repeat others."""
+    """Return the peer's ratio in each row that has one; `eager` rows are left out."""
     own = [row for row in rows if peer in row.entries and not row.eager]
     found = [row.ratio(peer, pass_) for row in own]
     return [ratio for ratio in found if ratio is not None]

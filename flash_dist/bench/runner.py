@@ -120,7 +120,7 @@ def say_duration(seconds: float) -> str:
 def measure(
     plan: Plan, device: torch.device, clock: Clock, tell: Tell = lambda _: None
 ) -> Iterator[Row]:
-    """Yield a row per shape and state of L2; an eager row follows each row with graphs.
+    """Yield a row per shape and state of L2; an eager row follows each row with CUDA graphs.
 
     Args:
         plan: What to measure.
@@ -150,7 +150,7 @@ def measure(
 def _measure_state(
     plan: Plan, baselines: Baselines, clock: Clock, state: str, tell: Tell
 ) -> Iterator[Row]:
-    """Yield the row for a state of L2, and an eager row if there are graphs."""
+    """Yield the row for a state of L2, and an eager row if it has CUDA graphs."""
     shape = baselines.problem.shape
     eager: dict[str, Mapping[str, Timing]] = {}
     for name in plan.passes_of(shape):

@@ -19,8 +19,8 @@ _INK: Final = "#222222"
 NOTE: Final = "#555555"
 _GRID: Final = "#dddddd"
 
-# Okabe and Ito's colour-blind safe palette. Ours has the dark colour, replaced by a light one on a
-# dark page.
+# Okabe and Ito's colour-blind safe palette. Ours has the dark colour, which DARK
+# replaces on a dark page.
 COLOURS: Final = {
     OURS: "#1a1a1a",
     OURS_DETERMINISTIC: "#7a7a7a",
@@ -40,7 +40,7 @@ COLOURS: Final = {
     "eager": "#cc79a7",
 }
 
-# Colours that a dark page replaces, and their replacements.
+# Colours that are replaced on a dark page, and their replacements.
 DARK: Final = {
     _BACKGROUND: "#0d1117",
     _INK: "#e6edf3",

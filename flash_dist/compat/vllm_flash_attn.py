@@ -104,7 +104,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
     fa_version: int = 2,
     s_aux: Tensor | None = None,
     cp_world_size: int = 1,
-    cp_rank: int = 0,  # noqa: ARG001 - must be 0 in a world of 1
+    cp_rank: int = 0,  # noqa: ARG001 - 0, as cp_world_size is 1
     cp_tot_seqused_k: None = None,
     **others: object,
 ) -> Tensor | tuple[Tensor, Tensor]:

@@ -99,7 +99,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
             wait for each other, also: ranks call with different shapes or options, or only some
             ranks need gradients.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
-            set to install. Or `flash_dist.match_kvcache` is chosen.
+            set to install. Or `flash_dist.match_kvcache` is on.
     """
     if is_transformed():
         message = "ring_attention does not support transforms of torch.func (grad, vjp, vmap)"
@@ -108,7 +108,8 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     if find_match_kvcache():
         message = "match_kvcache must be False around ring_attention, got True"
         raise FlashDistError(message, hint="it rounds out between ranks, which no cache does")
-    q, k, v = map(unwrap_if_dead, prepare_inputs(q, k, v))  # for tensors of an ended transform
+    # Tensors may still be wrapped by a transform of torch.func that has ended.
+    q, k, v = map(unwrap_if_dead, prepare_inputs(q, k, v))
     ring = Ring.of(group, q.device)
     scale = choose_scale(softmax_scale, q.shape[-1])
     ieee = is_ieee(float32_precision) and q.dtype == torch.float32
@@ -219,7 +220,7 @@ def find_intervals(rank: int, source: int, world_size: int, first_key: Tensor) -
         return of * half, (2 * world_size - 1 - of) * half
 
     def count_before(position: Tensor) -> Tensor:
-        """Return how many keys of a rank are before a position of the whole sequence."""
+        """Return how many keys of `source` are before a position of the whole sequence."""
         counts = ((position - begin).clamp(0, half) for begin in begins(source))
         return sum(counts, torch.zeros_like(position))
 

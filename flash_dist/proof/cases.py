@@ -32,7 +32,7 @@ class _Shape:
     page: int = 0  # keys per page of a KV cache; WHOLE: no pages; 0: no cache
     appended: int = 0  # keys that the call appends to the cache
     scores: str = ""  # score modifications: words from softcap, alibi, bias and sinks
-    matched: bool = False  # request the bits of attention to a cache
+    matched: bool = False  # call with match_kvcache(True)
     dropout_p: float = 0.0
     max_logit: bool = False  # request the largest score of each head, without a backward
 
@@ -213,7 +213,8 @@ _CACHED_LARGE = (
     _Shape("cached", 40, 3, 1536, 8, 2, causal=True, page=64),
 )
 
-# Calls with the bits of attention to a cache. The first has more than one group of key blocks.
+# Calls with match_kvcache, which have the bits of attention to a cache. The first has more than one
+# group of key blocks.
 _MATCHED = (
     _Shape("matched", 2, 150, 1290, 8, 2, causal=True, matched=True),
     _Shape("matched", 2, 150, 190, 4, 2, causal=True, scores=_ALL_SCORES, matched=True),
@@ -247,7 +248,7 @@ _FEW = (
     _BIASED_ROWS,
 )
 _FEW_ON_GPU = (_LARGE[2], _FIXED[-1], *_SCORED_LARGE, _MAX_LOGITS[0])
-_TAIL = 8  # a tail case has so many columns less than the compiled head_dim
+_TAIL = 8  # columns by which a tail case is narrower than the compiled head_dim
 
 
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:

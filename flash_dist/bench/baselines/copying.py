@@ -28,4 +28,4 @@ def make_copy(problem: Problem, pass_: str) -> Callable[[], object]:
         raise CannotRun(message)
     sources = [x.clone() for x in tensors[pass_]]
     targets = [torch.empty_like(x) for x in sources]
-    return lambda: torch._foreach_copy_(targets, sources)  # a single launch
+    return lambda: torch._foreach_copy_(targets, sources)  # one kernel launch for all copies

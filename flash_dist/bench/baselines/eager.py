@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Masked:
-    """Which scores are masked, bool [seqlen_q, seqlen_k], and whether any query sees no key."""
+    """The masked positions, bool [seqlen_q, seqlen_k], and whether any query sees no key."""
 
     scores: torch.Tensor
     has_empty_row: bool
 
     @classmethod
     def of(cls, problem: Problem) -> Masked | None:
-        """Return which scores the problem's mask hides; None if all keys are visible."""
+        """Return the masked positions of a problem; None if all keys are visible."""
         if problem.visible is None:
             return None
         return cls(~problem.visible, bool((~problem.visible).all(dim=-1).any()))

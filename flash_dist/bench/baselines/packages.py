@@ -49,7 +49,7 @@ def make_package(name: str, problem: Problem) -> Attend:
     """Return a package's attention, with the deterministic backward if the name says so.
 
     Raises:
-        CannotRun: The package is not installed, or has no such mask or option.
+        CannotRun: The package is not installed, or does not support the mask or an option.
     """
     base = name.removesuffix(DETERMINISTIC)
     if base == CUDNN_FLEX:
@@ -139,7 +139,7 @@ def _is_there(module: str) -> bool:
     package, *inside = module.split(".")
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # a module without __spec__
+    except ValueError:  # the imported module has no __spec__
         return False
     if spec is None or not inside:
         return spec is not None

@@ -88,14 +88,14 @@ class Problem:
 
     @cached_property
     def document_ids(self) -> Tensor:
-        """The document of every packed token."""
+        """The index of each packed token's document."""
         lengths = torch.tensor(self.shape.documents, device=self.device)
         return torch.arange(len(self.shape.documents), device=self.device).repeat_interleave(
             lengths
         )
 
     def block_ids(self, seqlen: int) -> Tensor:
-        """Return the block of each token, for a block-causal mask."""
+        """Return the index of each token's block, for a block-causal mask."""
         tokens = torch.arange(seqlen, device=self.device)
         return (tokens * self.shape.mask.numbers[0]).div(seqlen, rounding_mode="floor").int()
 

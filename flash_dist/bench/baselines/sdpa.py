@@ -56,7 +56,7 @@ def make_sdpa(name: str, problem: Problem) -> Attend:
 
 
 def expand_heads(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Repeat each head of [batch, seqlen, heads, head_dim] `group` times; do not copy one head."""
+    """Repeat heads of [batch, seqlen, heads, head_dim] `group` times; view a single head."""
     if x.shape[2] == 1:
         return x.expand(-1, -1, group, -1)
     return x.repeat_interleave(group, dim=2)
@@ -95,7 +95,7 @@ def _make_packed(base: str, problem: Problem) -> Attend:
     causal = problem.shape.mask.kind == "causal"
     func: Any = varlen_attn
     arguments: dict[str, Any] = {"window_size": (-1, 0 if causal else -1)}
-    if "window_size" not in inspect.signature(func).parameters:  # torch 2.10
+    if "window_size" not in inspect.signature(func).parameters:  # as in torch 2.10
         arguments = {"is_causal": causal}
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ FACTORS: Final = {
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask. Written and parsed as `window:128,0`.
+    """A mask, written and parsed as `window:128,0`.
 
     Each query sees one interval of keys. With `random:50` each query sees a different random half
     of the keys.
@@ -65,7 +65,7 @@ class Mask:
 
     @classmethod
     def parse(cls, text: str) -> Mask:
-        """Parse a mask of the command line."""
+        """Parse a mask as the command line gives it."""
         kind, _, rest = text.partition(":")
         parts = rest.split(",") if rest else []
         known = kind in _NUMBERS and len(parts) == _NUMBERS[kind]

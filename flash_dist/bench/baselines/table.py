@@ -1,4 +1,4 @@
-"""The baselines by name."""
+"""Make a baseline by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare the results of two attentions, so that a wrong mask shows before timing."""
+"""Compare the results of two attention functions, to find a wrong mask before timing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compute(attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
 
 
 def measure_errors(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> dict[str, float]:
-    """Return the error of each tensor: the worst row of out and dv, the mean square of dq and dk.
+    """Return the error of each tensor: of its worst row for out and dv, else of the whole tensor.
 
     Errors are relative to the norm of the row or tensor. This detects one key too many in one row
     of out, and one query too many in one row of dv.

@@ -111,7 +111,7 @@ class GpuClock:
                 run()
 
         def replay(kept: Run = run) -> None:
-            del kept  # only held: its tensors live as long as the graph
+            del kept  # only keeps the run's tensors alive with the graph
             graph.replay()
 
         return replay

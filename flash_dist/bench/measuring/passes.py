@@ -177,7 +177,7 @@ def _make_checkpointed(attend: Attend, problem: Problem) -> Run:
 def _differentiate(out: torch.Tensor, problem: Problem, *, retain_graph: bool = False) -> object:
     return torch.autograd.grad(
         out, problem.inputs, problem.dout, retain_graph=retain_graph, allow_unused=True
-    )  # `plain` does not use the bias
+    )  # unused: `plain` has no bias
 
 
 class Stack:

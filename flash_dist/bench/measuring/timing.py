@@ -155,7 +155,7 @@ def _loop_warm(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
     """Run back to back: each run finds in L2 what the previous run left there."""
     chunk = Chunk.of(found, min(_CHUNK_SECONDS, seconds / _CHUNKS))
     lead = seconds * LEAD
-    if found.milliseconds / 1e3 < lead:  # otherwise the probe was warm-up enough
+    if found.milliseconds / 1e3 < lead:  # a longer run needs no warm-up
         _launch_for(lead, run, clock, chunk)
     readings: list[Reading] = []
     marks, runs = _launch_for(seconds, run, clock, chunk, readings)

@@ -49,7 +49,7 @@ def watch(
 
     def advance(row: Row) -> None:
         nonlocal done
-        if row.eager:  # repeats a counted row
+        if row.eager:  # repeats a row that was counted
             return
         done += 1
         progress.update(task, advance=1)

@@ -84,7 +84,8 @@ def unpad_input(
     Args:
         hidden_states: [batch, seqlen, ...].
         attention_mask: [batch, seqlen], bool or numbers: 0 is padding, anything else a token.
-        unused_mask: Likewise, for positions that are allocated but not used; also returned.
+        unused_mask: [batch, seqlen]: not 0 for tokens that are allocated but not used. They are
+            returned, too.
 
     Returns:
         hidden_states: [total, ...], the tokens of both masks.

@@ -1,6 +1,6 @@
 """Run models of diffusers on these kernels: call `register()` once.
 
-Then call `pipe.transformer.set_attention_backend("fdist")`. Like the package itself this needs
+Then call `pipe.transformer.set_attention_backend("fdist")`. Like flash_dist itself, this needs
 torch and diffusers only when `register` is called.
 """
 
@@ -28,7 +28,7 @@ def register() -> str:
         FlashDistError: diffusers is not installed, or is too old.
         ExtensionError: The compiled extension does not load.
     """
-    known = "AttentionBackendName", "_AttentionBackendRegistry"  # not public
+    known = "AttentionBackendName", "_AttentionBackendRegistry"  # private in diffusers
     module = "diffusers.models.attention_dispatch"
     names, registry = find_names(__name__, module, *known, oldest=OLDEST)
     from .attention import attend  # noqa: PLC0415 - loads torch and the extension
@@ -38,7 +38,7 @@ def register() -> str:
 
 
 def _add_member(names: Any) -> Any:  # noqa: ANN401 - an enum of strings
-    """Return the enum member of our name, made in the same way as by a class statement."""
+    """Return the enum member for our name; make it as a class statement would."""
     member = names._value2member_map_.get(NAME)
     if member is None:
         member = str.__new__(names, NAME)

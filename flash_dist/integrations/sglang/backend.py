@@ -128,7 +128,7 @@ class FlashDistBackend(AttentionBackend):
             others: Arguments of other backends, which must be None.
 
         Returns:
-            [tokens, num_heads_q * head_dim_v]; 0 after the last token of the batch.
+            [tokens, num_heads_q * head_dim_v]; rows after the last token of the batch are 0.
 
         Raises:
             NotImplementedError: The layer, or an argument of another backend, is not supported.

@@ -2,10 +2,10 @@
 
 `torch.nn.functional.scaled_dot_product_attention`, torch's `varlen_attn`, nested tensors, context
 parallelism and their callers then use our kernels whenever torch's selector chooses flash. Calls
-that use other backends are not affected; `flash_dist.sdpa()` serves those, too.
+that use other backends are not affected; `flash_dist.sdpa()` replaces those, too.
 
-Like the package itself this needs torch only when a function is called. Importing it activates
-nothing.
+Like flash_dist itself, this module needs torch only when a function is called. Importing it
+activates nothing.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _find_registry() -> Any:  # noqa: ANN401 - a module
 
 
 def _register_kernels() -> Registration:
-    """Register the kernels and return their handle; torch's registry calls this to activate us."""
+    """Register the kernels and return their handle; torch's registry calls this on activation."""
     from .provider import Registration  # noqa: PLC0415 - loads torch and the extension
 
     registration = Registration()

@@ -46,7 +46,7 @@ class Call(NamedTuple):
     problem: Problem
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Return out, contiguous, and lse [batch, num_heads_q, seqlen_q] or [.., total_q]."""
+        """Return contiguous out; lse [batch, num_heads_q, seqlen_q] or [num_heads_q, total_q]."""
         out, lse = operators.attend(*self)
         return out, lse
 
@@ -178,7 +178,7 @@ def _read_packing(
 
 
 def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | None:
-    """Return tensors whose strides our loads can read, copied if needed."""
+    """Return tensors whose strides our kernels support, copied if needed."""
     if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
         return None  # torch's meta kernels give the result the head_dim of query
     if query.shape[-1] % HEAD_DIM_STEP:  # torch's function pads head_dim before it calls operators

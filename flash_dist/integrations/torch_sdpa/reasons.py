@@ -18,7 +18,7 @@ def tell(reason: str) -> None:
     """Log a reason once, at level INFO; never inside a graph of torch.compile.
 
     Raises:
-        ValueError: `flash_dist.match_kvcache` is chosen, and torch's kernels have other bits.
+        ValueError: `flash_dist.match_kvcache` is on, and torch's kernels return other bits.
     """
     if find_match_kvcache():
         message = (

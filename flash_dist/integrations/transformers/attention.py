@@ -134,7 +134,7 @@ def _attend(
     if layer_mask.keys is not None:
         k, v = k[:, : layer_mask.keys], v[:, : layer_mask.keys]
         scores = scores.cut(k.shape[1])
-    is_open = layer_mask.packed or layer_mask.is_band  # only these use documents
+    is_open = layer_mask.packed or layer_mask.is_band  # only these masks may get documents
     packing = _read_packing(others) if is_open else None
     documents = None
     if packing is None and is_open:

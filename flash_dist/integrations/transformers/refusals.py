@@ -52,7 +52,7 @@ _UNSUPPORTED: Final = {  # by argument: what a module asks for, what is missing,
 
 
 def refuse_match(what: str) -> None:
-    """Raise ValueError if match_kvcache is on for a call without bits that match a cache's."""
+    """Raise ValueError if match_kvcache is on, for calls that cannot match a cache's bits."""
     if find_match_kvcache():
         message = f"match_kvcache must be False for {what}, got True"
         raise ValueError(message)
@@ -116,7 +116,7 @@ def refuse_packed_bias() -> NoReturn:
 
 
 def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int, int]) -> NoReturn:
-    """Raise ValueError for other numbers of queries or keys than the mask was made for."""
+    """Raise ValueError if the mask was made for other numbers of queries or keys."""
     message = (
         f"{type(module).__name__} gives {got[0]} queries and {got[1]} keys, and its attention_mask "
         f"was made for {made[0]} and {made[1]}\n\n{_EAGER}"

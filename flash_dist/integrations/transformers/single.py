@@ -4,7 +4,8 @@ flash_attn_with_kvcache reads the keys in place, so a sequence has the same bits
 whatever its padding. Calls that it does not support (gradients, float32 on a GPU, autocast) go to
 flash_attn_varlen_func. There each (sequence, kv head) pair is a sequence with one token, whose
 heads are the query heads of the kv head. A cache [batch, num_heads_kv, seqlen_k, head_dim] is
-packed without a copy, and masked keys belong to sequences without queries in between.
+packed without a copy, and the masked keys in between belong to sequences without
+queries.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
 def attend_once(
     query: Tensor, key: Tensor, value: Tensor, interval: Tensor, scores: Scores
 ) -> Tensor:
-    """Return out [batch, 1, num_heads_q, head_dim_v] of one query to a range of keys.
+    """Return out [batch, 1, num_heads_q, head_dim_v] of one query that sees an interval of keys.
 
     Args:
         query: [batch, num_heads_q, 1, head_dim].
@@ -151,7 +152,7 @@ def _attend_packed(
         return out
     lse = lse.unflatten(1, (batch, heads_kv)).permute(1, 2, 0)  # [batch, num_heads_kv, group]
     refuse_match("sinks of one query with gradients")
-    share = torch.sigmoid(lse.reshape(batch, -1) - scores.sinks)  # softmax weight of the keys
+    share = torch.sigmoid(lse.reshape(batch, -1) - scores.sinks)  # weight of all keys
     return (out * share[:, None, :, None]).to(out.dtype)
 
 

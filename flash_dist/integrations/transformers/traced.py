@@ -89,7 +89,7 @@ def plan_traced(
         visible = _follow(layer_mask.band, torch.arange(queries, device=device).unsqueeze(0), keys)
     if documents is not None:
         visible = _join(visible, _spread(find_restarts(documents)))
-    causal = queries == keys and layer_mask.band.right == 0  # the alignments then agree
+    causal = queries == keys and layer_mask.band.right == 0  # so top left and bottom right agree
     mask = IntervalMask.of(*visible, seqlen_k=keys, causal=causal)
     layer_mask.planned.append((documents, mask))
     return mask

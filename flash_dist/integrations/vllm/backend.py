@@ -210,7 +210,7 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
 
     def forward(  # noqa: PLR0913, PLR0917 - vLLM's signature
         self,
-        layer: torch.nn.Module,  # noqa: ARG002 - has only scales of 8-bit floats
+        layer: torch.nn.Module,  # noqa: ARG002 - only for scales of 8-bit floats
         query: Tensor,
         key: Tensor,
         value: Tensor,

@@ -39,7 +39,8 @@ LICENSES: Final = "info/licenses/"
 _ABOUT: Final = "info/about.json"
 _FORMAT: Final = {"conda_pkg_format_version": 2}
 _TEXTS: Final = frozenset({"license", "summary", "home"})  # keys of about.json with text
-_TOLD: Final = frozenset({"arch", "license", "platform", "timestamp"})  # in index.json, unchecked
+# Keys of index.json that are not checked.
+_TOLD: Final = frozenset({"arch", "license", "platform", "timestamp"})
 _PATH: Final = {"_path", "path_type", "sha256", "size_in_bytes"}
 
 

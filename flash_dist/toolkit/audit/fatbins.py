@@ -136,7 +136,7 @@ class _Fatbins:
     """The targets of each fatbin, by the number of its container."""
 
     judged: Mapping[int, Sequence[Arch]]
-    with_kernels: Sequence[int]  # numbers of fatbins; all fatbins if no image was opened
+    with_kernels: Sequence[int]  # fatbins with kernels; all fatbins if no image was opened
     together: Mapping[int, Sequence[Arch]]  # targets of all fatbins that count as one
     complete: Sequence[Sequence[Arch]]  # targets of each object that was linked on the device
     bound: AbstractSet[int]  # fatbins whose kernels are meant for their single target

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..binaries.wheel import Wheel
 
-_GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]{1,9})[0-9]*(\.[0-9]+)?")  # nine digits are read
+_GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]{1,9})[0-9]*(\.[0-9]+)?")  # reads at most 9 digits
 _TAG: Final = re.compile(r"manylinux_2_([0-9]+)_\w+")
 _PYTHON: Final = re.compile(r"_?Py[A-Z_]\w*")  # functions and types of CPython
 

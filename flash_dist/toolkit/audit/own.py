@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..gpucode.cubin import KernelInfo
 
 _GENCODE = "-gencode="
-_ANY = "of another role"  # if no fallback role is stated
+_ANY = "of another role"  # for kernels without a stated fallback role
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
 
 
 def _image_problems(contents: WheelContents) -> Iterator[str]:
-    """Check that each image is compressed and for a target of the set, and PTX has one kernel."""
+    """Check that each image is compressed, for a target of the set and, if PTX, of one kernel."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
     plain = {one.symbol for one in contents.manifest.kernels if one.is_plain}

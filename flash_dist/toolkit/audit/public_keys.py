@@ -1,4 +1,4 @@
-"""Reads public keys of releases: ed25519 keys in the JSON of TUF and in-toto, with a last day.
+"""Reads public keys of releases: ed25519 keys in the JSON of TUF and in-toto, each with a last day.
 
 The last day is in the key's file, which users get from a source that they trust. A day in a signed
 file would prove nothing, because the signer writes it. After its last day a key proves nothing, not
@@ -68,7 +68,7 @@ def require_extra() -> None:
         MissingExtraError: The library is not installed.
     """
     try:
-        import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401, PLC0415 - extra
+        import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401, PLC0415 - optional
         import securesystemslib.dsse  # noqa: F401, PLC0415
     except ImportError as error:
         message = f"nothing was verified: --key needs securesystemslib and cryptography ({error})"

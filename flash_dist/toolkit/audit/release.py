@@ -53,7 +53,7 @@ class Release:
 
     @property
     def for_rocm(self) -> tuple[str, ...]:
-        """The libraries with code for AMD GPUs, which is not judged."""
+        """The libraries with code for AMD GPUs, which the audit does not judge."""
         return tuple(one.name for one in self.inspections if ROCM_WARNING in one.warnings)
 
     @property

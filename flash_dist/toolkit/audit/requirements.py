@@ -55,7 +55,7 @@ class Requirements:
 
     archs: tuple[Arch, ...] = ()
     forbid_extra: bool = False  # forbid other targets
-    kernels: tuple[str, ...] = ()  # each is part of the name of a kernel that must be no stub
+    kernels: tuple[str, ...] = ()  # parts of names: kernels so named must exist, and be no stubs
     no_stubs: re.Pattern[str] | None = None  # kernels whose names match must not be stubs
     max_bytes: int | None = None  # maximum size of the released file
     min_driver: Driver | None = None  # oldest driver that must load every image

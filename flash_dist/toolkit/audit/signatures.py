@@ -40,7 +40,8 @@ STATEMENT_TYPE: Final = "application/vnd.in-toto+json"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
 PROVENANCE: Final = "provenance"  # folder of the statements; a download may lack it
 STATEMENT: Final = ".intoto.json"
-_FILE: Final = re.compile(r"(.+?)(-[0-9].*)?\.(whl|conda|tar\.gz|pyz)")  # in a release
+# Names of the files of a release; the first group is the project.
+_FILE: Final = re.compile(r"(.+?)(-[0-9].*)?\.(whl|conda|tar\.gz|pyz)")
 _SHOWN: Final = 10  # maximum files named in a message
 _LONGEST: Final = 300  # maximum characters of a message
 _AGAIN: Final = "do not install it; download the files of one release again, from its publisher"
@@ -246,7 +247,7 @@ def read_release(
         return SignedRelease(listing, tuple(keys), day, result)
     signature = CheckResult("ok", f"the manifest is signed by key {key}", name="signature")
     told = (package_of(str(data.get("project"))), data.get("source_commit"))
-    listing = make_listing(manifest, data)  # the bytes whose signature was checked
+    listing = make_listing(manifest, data)  # parsed from the bytes whose signature was checked
     return SignedRelease(listing, tuple(keys), day, signature, *told)
 
 

@@ -1,4 +1,4 @@
-"""Checks that a wheel or conda package is the released file and keeps what it declares.
+"""Checks that a wheel or conda package is the released file and holds what it declares.
 
 The checks fail closed: an unreadable part is a failure.
 
@@ -63,7 +63,7 @@ _SILENT: Final = (".tar.gz", ".pyz")  # files of a release that have no statemen
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of verifying one wheel."""
+    """Result of verifying one wheel or conda package."""
 
     path: str
     sha256: str  # empty: unreadable

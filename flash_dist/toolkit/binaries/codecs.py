@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Codec = Literal["none", "lz4", "zstd", "unknown"]
 
 MAX_IMAGE_BYTES = 1 << 30
-MAX_RATIO = 2_000  # the largest of a real image is 207; zstd of zeros reaches 32 000
+MAX_RATIO = 2_000  # the largest ratio of a real image is 207; zstd of zeros reaches 32 000
 WINDOW_LOG_MAX = 27
 
 _HEAD_BYTES = 64

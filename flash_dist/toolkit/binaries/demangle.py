@@ -95,7 +95,7 @@ def _walk(text: str) -> Iterator[tuple[int, str, int]]:
             opened.append(character)
             count[character] += 1
         elif opener == "<":
-            if opened and opened[-1] == "<" and text[place - 1] != "-":  # else `->` or `>`
+            if opened and opened[-1] == "<" and text[place - 1] != "-":  # not in `->`
                 opened.pop()
                 count["<"] -= 1
         elif opener is not None and count[opener]:

@@ -26,7 +26,7 @@ SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 MAX_SECTIONS = 1_000_000
 LONG_NAME = 64  # bytes; longer names count as several symbols
-MAX_OVERLAP = 16  # names may share their ends; hostile files give many one long end
+MAX_OVERLAP = 16  # names may share endings; hostile files share one long ending
 
 LOADED, EXECUTABLE = 2, 4  # flags of a section
 _CLASS64_LITTLE = b"\x02\x01"

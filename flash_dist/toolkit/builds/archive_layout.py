@@ -54,7 +54,7 @@ class _OddError(Exception):
 class Member:
     """One entry of the central directory, the list at the end of the archive."""
 
-    name: str  # unchanged; bytes that are not ASCII are escaped
+    name: str  # as stored; bytes that are not ASCII are escaped
     mode: int  # as in `os.stat`: kind of file and permissions; 0: absent
     size: int
     packed: int

@@ -24,7 +24,7 @@ SYSTEM_LIBRARIES: Final = frozenset({
 LOADERS: Final = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 TORCH_LIBRARIES: Final = frozenset({"libtorch.so", "libtorch_cpu.so"})
 BINDING_PATH: Final = ("$ORIGIN",)
-# Relative to the package: the folder of the PyPI package, and `lib` of a conda environment.
+# Relative to our package: the folder of libcudart's PyPI package, and `lib` of a conda environment.
 RUNTIME_PATH: Final = ("$ORIGIN/../nvidia/cuda_runtime/lib", "$ORIGIN/../../..")
 
 

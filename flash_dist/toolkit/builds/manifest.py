@@ -1,6 +1,6 @@
 """`_build.json`: the build's description of this package.
 
-Every dataclass has `from_json` and `to_json`, which round-trip.
+`Manifest.from_json` and `Manifest.to_json` round-trip.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads METADATA and WHEEL of a wheel with packaging."""
+"""Reads METADATA and WHEEL of a wheel with the library `packaging`."""
 
 from __future__ import annotations
 
