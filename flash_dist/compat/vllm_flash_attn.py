@@ -210,7 +210,7 @@ def _check_out(out: Tensor, q: Tensor, v: Tensor, **others: Tensor | None) -> No
         )
         raise RuntimeError(message)
     for name, x in inputs.items():
-        if not torch.compiler.is_compiling() and _overlap(out, x):  # a graph knows no addresses
+        if not torch.compiler.is_compiling() and _overlap(out, x):  # a graph has no addresses
             message = f"out must not overlap {name}, got tensors that share memory"
             raise ValueError(message)
 

@@ -63,7 +63,7 @@ class Ring:
         return cls(group, rank, size)
 
     def pass_on(self, *tensors: Tensor) -> Arriving:
-        """Send contiguous tensors to the next rank; receive equal shapes from the previous rank.
+        """Send contiguous tensors to the next rank; receive those of the previous rank.
 
         NOTE: NCCL sends with a kernel, and an attention kernel occupies every multiprocessor until
         it ends. The kernel that starts first delays the other. So call this before small kernels,

@@ -95,9 +95,8 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or softmax_scale do not fit.
         GroupError: torch.distributed is not initialized, this rank is not in the group, or its
-            backend does not take q's device. With `FLASH_DIST_CHECK=1`, for which ranks
-            wait for each other, also: ranks call with different shapes or options, or only some
-            ranks need gradients.
+            backend does not take q's device. With `FLASH_DIST_CHECK=1`, which makes ranks wait,
+            also: ranks call with different shapes or options, or only some ranks need gradients.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install. Or `flash_dist.match_kvcache` is on.
     """

@@ -56,7 +56,7 @@ def make_sdpa(name: str, problem: Problem) -> Attend:
 
 
 def expand_heads(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Repeat heads of [batch, seqlen, heads, head_dim] `group` times; view a single head."""
+    """Repeat heads of [batch, seqlen, heads, head_dim] `group` times; one head needs no copy."""
     if x.shape[2] == 1:
         return x.expand(-1, -1, group, -1)
     return x.repeat_interleave(group, dim=2)

@@ -74,7 +74,7 @@ class GpuClock:
         """Launch a run between two events."""
         if cold:
             self._flush.zero_()
-        torch.cuda._sleep(int(cover_us * _CYCLES_PER_US))  # noqa: SLF001 - no public sleep
+        torch.cuda._sleep(int(cover_us * _CYCLES_PER_US))  # noqa: SLF001 - no public GPU sleep
         begin = self.mark()
         run()
         end = self.mark()

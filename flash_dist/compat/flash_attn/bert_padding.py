@@ -119,8 +119,8 @@ def unpad_input_for_concatenated_sequences(
     Args:
         hidden_states: [batch, seqlen, ...].
         attention_mask_in_length: [batch, seqlen], integers: the lengths of a row's sequences, which
-            follow each other from the start of the row. The lengths may be at any positions;
-            all other elements are 0.
+            follow each other from the start of the row. The lengths may be at any positions; all
+            other elements are 0.
 
     Returns:
         hidden_states: [total, ...].

@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
-_OVERRIDING: Final = "(?s).*overriding a previously registered kernel"  # ignores case
+_OVERRIDING: Final = "(?s).*overriding a previously registered kernel"  # the filter ignores case
 
 
 class Registration:

@@ -4,7 +4,7 @@ For a single query the mask is None if all keys are visible. Otherwise it is an 
 1, 2, 1] with the first visible key and the end: `generate` compiles such forwards, with the mask as
 an argument. For more queries it is a `LayerMask`, never None. Some models request a mask but
 compute attention themselves. Their code fails with a LayerMask or the int32 tensor. With None it
-would silently show later keys, and booleans it would silently add to the scores. Modules of
+would silently show later keys, and with booleans silently add them to the scores. Modules of
 encoders may claim to be causal, as in phi4_multimodal, so None would hide keys from their queries.
 
 Padding is read here, once per forward, which waits for the GPU. So are documents that transformers

@@ -4,8 +4,7 @@ flash_attn_with_kvcache reads the keys in place, so a sequence has the same bits
 whatever its padding. Calls that it does not support (gradients, float32 on a GPU, autocast) go to
 flash_attn_varlen_func. There each (sequence, kv head) pair is a sequence with one token, whose
 heads are the query heads of the kv head. A cache [batch, num_heads_kv, seqlen_k, head_dim] is
-packed without a copy, and the masked keys in between belong to sequences without
-queries.
+packed without a copy, and the masked keys in between belong to sequences without queries.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def _attend_packed(
         return out
     lse = lse.unflatten(1, (batch, heads_kv)).permute(1, 2, 0)  # [batch, num_heads_kv, group]
     refuse_match("sinks of one query with gradients")
-    share = torch.sigmoid(lse.reshape(batch, -1) - scores.sinks)  # weight of all keys
+    share = torch.sigmoid(lse.reshape(batch, -1) - scores.sinks)  # softmax weight of all keys
     return (out * share[:, None, :, None]).to(out.dtype)
 
 
