@@ -1,7 +1,7 @@
-"""Generated headers of the attention kernels, in addition to those of any package.
+"""Generate the headers that only the attention kernels need; the toolkit generates the others.
 
-wgmma_shapes.h    matrix instructions of Hopper, whose operands are named one by one
-mask_layout.h     the numbers that carry a mask, from flash_dist/masks/layout.py
+wgmma_shapes.h    wrappers of Hopper's wgmma instructions, which name each register of an operand
+mask_layout.h     the layout of a mask's integers and arrays, from flash_dist/masks/layout.py
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WGMMA_COLUMNS: Final = (
     128,
     192,
     256,
-)  # columns of D, one wrapper per number
+)  # values of N, the number of columns of D
 
 
 def headers() -> dict[str, str]:
@@ -36,7 +36,7 @@ def headers() -> dict[str, str]:
 
 
 def render_wgmma_shapes() -> str:
-    """Return the wrappers that ptx/wgmma.cuh calls."""
+    """Return the header with the wgmma wrappers that ptx/wgmma.cuh includes."""
     lines = ["#pragma once", "", "#include <type_traits>", "", "namespace flash_dist {", ""]
     for in_registers in (False, True):
         flags = "bool TRANSPOSED_B" if in_registers else "bool TRANSPOSED_A, bool TRANSPOSED_B"
@@ -82,7 +82,7 @@ def load_layout(path: Path = LAYOUT) -> dict[str, Any]:
 
 
 def render_mask_layout(layout: dict[str, Any]) -> str:
-    """Return the numbers of a mask as constants, with checks that the kernels' headers agree."""
+    """Return the header with the mask layout's constants, and checks that core/params.h agrees."""
 
     def enum(name: str, values: Sequence[str]) -> str:
         listed = "".join(f"  {value.upper()},\n" for value in values)

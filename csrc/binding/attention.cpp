@@ -1,7 +1,7 @@
 // The torch operators of attention, on the stable ABI. They declare the schemas, allocate outputs
 // and workspace with torch's allocator, and launch on the current stream. Python checks the
-// arguments, as it has the error types. The operators check again only arguments that could corrupt
-// memory.
+// arguments, because it has the error types. The operators check only those arguments again that
+// could corrupt memory.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -188,7 +188,7 @@ DeltaParams make_delta_params(const Outputs& o, const Arguments& a, const Inputs
   return p;
 }
 
-// dsinks: null without sinks. It has the shape of lse and receives each query's part of the
+// dsinks: null without sinks. It has the shape of lse and receives each query's contribution to the
 // gradient of its head's sink.
 Gradients run_bwd(const Arguments& a, const Outputs& saved, BwdOptions options,
                   const MaybeTensor& mask_slots, const Tensor* dsinks = nullptr) {
@@ -369,8 +369,8 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, float dropout_p=0.0, Tensor? "
       "rng_state=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
   // Returns partial sums [splits, batch, heads, queries, keys]. The caller sums them over splits,
-  // and over the axes along which the bias is broadcast. If such an axis is queries or keys, it has
-  // one sum per tile.
+  // and over the axes along which the bias is broadcast. A broadcast query or key axis has one sum
+  // per tile.
   m.def(
       "attention_bias_parts(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, int[] mask, float softmax_scale, bool ieee, Tensor? "
@@ -378,7 +378,7 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt "
       "max_seqlen_k=0) -> Tensor");
   // Operators for eager calls without gradient and without score modification. They have no
-  // autograd formula. The mask's integers are a CPU tensor, which torch passes as one argument.
+  // autograd formula. The mask's integers are in one CPU tensor, because int[] takes torch longer.
   m.def(
       "attention_no_grad(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float "
       "softmax_scale, bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int "

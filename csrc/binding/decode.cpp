@@ -150,7 +150,7 @@ DecodeParams read_params(const Arguments& a, Sizes& s) {
                   ", got ", columns);
   s.head_dim_v = to_int(columns, "head_dim_v");
   set_sizes(p, s);
-  // This band is valid for sequences of any length.
+  // The longest lengths: make_band() then widens only sides that mask nothing in any sequence.
   const MaskBand band = make_band(a.left, a.right, true, INT32_MAX, INT32_MAX);
   p.left = band.left;
   p.right = band.right;
@@ -161,8 +161,8 @@ DecodeParams read_params(const Arguments& a, Sizes& s) {
   return p;
 }
 
-// Allocates lse as workspace for callers that do not want it: the kernels always write it, and a
-// torch tensor would take longer.
+// Allocates workspace for the lse of a call that does not return lse: the kernels always write it,
+// and allocating a torch tensor would take longer.
 float* allocate_unwanted(Workspace& lse, const Sizes& s, int device) {
   const int64_t bytes = s.rows() * int64_t{sizeof(float)};
   void* memory = Workspace::allocate(&lse, bytes);
@@ -309,8 +309,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
       "max_seqlen_q, SymInt seqlen_new, float softmax_scale, SymInt left, SymInt right, int "
       "budget, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, SymInt "
       "head_dim_v=0) -> (Tensor out, Tensor lse)");
-  // For eager calls without lse and without rarely used arguments: torch takes time for each
-  // argument.
+  // For eager calls without lse. Rarely used arguments are left out, because torch takes time for
+  // each argument.
   m.def(
       "decode_no_lse(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
       "block_table, float softmax_scale, int left, int right, int seqlen_new, int budget) -> "

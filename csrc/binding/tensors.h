@@ -1,5 +1,5 @@
-// Reads the tensors of a call: device, stream and dtype; sizes; views (q, k, v, out and their
-// gradients); rows (lse and its gradient); floats.
+// Checks and reads the tensors of a call: their device, stream and dtype; sizes; views (q, k, v,
+// out and their gradients); rows (lse and its gradient); score modification, bias, dropout, sinks.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,8 @@ inline void check_kind(const Tensor& t, const char* name, const Tensor& q) {
                   ", as q, got ", show(t));
 }
 
-// Reads int32 numbers per batch entry: lengths, offsets or indices. words: text before the count in
-// the error message.
+// Checks a tensor of `count` int32 lengths, offsets or indices, and returns its address. words:
+// text before the count in the error message.
 inline const int* read_int32(const Tensor& t, const char* name, const Tensor& q, int64_t count,
                              const char* words = "") {
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && is_on_gpu_of(t, q) && t.dim() == 1 &&
@@ -64,7 +64,7 @@ inline Call make_call(const Tensor& q, bool ieee) {
 struct Sizes {
   bool packed;
   int batch, seqlen_q, seqlen_k, num_heads_kv, group, head_dim, head_dim_v;
-  int total_q, total_k;  // tokens of packed tensors, else 0
+  int total_q, total_k;  // packed: number of tokens, else 0
 
   int64_t num_heads_q() const { return int64_t{num_heads_kv} * group; }
   // Returns the number of rows of all query heads.
@@ -121,15 +121,15 @@ inline void check_shape(const Tensor& t, const char* name, const Tensor& q, cons
 }
 
 // True if no two rows of t share memory. Rows share memory in expanded tensors (the gradient of a
-// sum over queries, for example). Such a tensor has no tensor map, so the Hopper kernels cannot
-// read it, and the general kernels would return other bits than for a copy.
+// sum over queries, for example). TMA cannot read such a tensor, so the Hopper kernels refuse it,
+// and the general kernels would return other bits than the Hopper kernels return for a copy.
 inline bool has_own_rows(const Tensor& t, bool packed) {
   if (dtype_of(t) == Dtype::FP32) return true;
   const auto sizes = t.sizes();
   const auto strides = t.strides();
   const size_t row = packed ? 0 : 1;
   for (size_t i = 0; i + 1 < sizes.size(); ++i) {
-    const bool repeated = strides[i] == 0 && i != row;  // a tensor map allows one such axis
+    const bool repeated = strides[i] == 0 && i != row;  // batch and heads may have stride 0
     if (sizes[i] > 1 && strides[i] < sizes.back() && !repeated) return false;
   }
   return true;
@@ -166,7 +166,7 @@ inline Tensor allocate_rows(const Sizes& s, int device) {
   return allocate(sizes, aoti_torch_dtype_float32(), device);
 }
 
-// Returns t or a contiguous copy.
+// Checks rows, and returns them or a contiguous copy.
 inline Tensor read_rows(const Tensor& t, const char* name, const Tensor& q, const Sizes& s) {
   STD_TORCH_CHECK(
       t.scalar_type() == ScalarType::Float && is_on_gpu_of(t, q) && t.numel() == s.rows(), name,
@@ -190,15 +190,16 @@ inline void fill_without_keys(const Tensor& lse, const MaybeTensor& sinks, bool 
   copy_into(lse, Tensor(expanded));
 }
 
-// --- Floats -----------------------------------------------------------------------------------
+// --- Scores, bias, dropout, sinks -------------------------------------------------------------
 
 // The score modification of a call, with the types of the operator schemas. {}: none.
 struct Scores {
   double softcap = 0.0;
   MaybeTensor alibi_slopes;  // [num_heads_q] or [batch, num_heads_q]
   MaybeTensor sinks;         // [num_heads_q]
-  MaybeTensor bias;          // [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k]; of
-                             // packed documents [1, ...], with the longest lengths
+  // [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k]. With packed documents the batch
+  // axis is 1, and the other axes have the longest lengths.
+  MaybeTensor bias;
 };
 
 inline const float* read_floats(const Tensor& t, const char* name, const Tensor& q) {

@@ -1,4 +1,4 @@
-// A warp's part of a product: MT tiles of 16 rows, NT tiles of 8 columns.
+// A warp's accumulator of a matrix product: MT tiles of 16 rows, NT tiles of 8 columns.
 #pragma once
 
 #include "ptx/convert.cuh"

@@ -25,7 +25,7 @@ struct AppendConfig
   static_assert(Base::THREADS % LANES == 0);
 };
 
-// Coordinates of an item in [batch, rows, heads].
+// Coordinates of the row with index `item` in a tensor [batch, rows, heads, columns].
 struct RowPlace {
   int batch, row, head;
 
@@ -93,7 +93,7 @@ __device__ __forceinline__ void append_block(const AppendParams& p) {
   const int64_t keys = int64_t{p.batch} * p.cache.seqlen_new * p.num_heads_kv;
   int64_t item = int64_t{blockIdx.x} * Config::BLOCK_ROWS + threadIdx.x / Config::LANES;
 
-  if (item < 2 * keys) {  // K, then V
+  if (item < 2 * keys) {  // a new row of K or V, in this order
     const bool is_v = item >= keys;
     const RowPlace at(is_v ? item - keys : item, p.cache.seqlen_new, p.num_heads_kv);
     if (column >= (is_v ? p.head_dim_v : p.head_dim)) return;

@@ -14,7 +14,7 @@
 namespace flash_dist {
 
 enum class MaskKind : int {
-  BAND,   // query i sees the keys [i + shift - left, i + shift + right]; needs no memory
+  BAND,   // query i sees the keys [i + shift - left, i + shift + right]; needs no arrays
   ROWS,   // query i sees the keys [rows[i].x, rows[i].y)
   TILES,  // a list of visible tiles: each full, limited by rows, or with a bit per score
 };
@@ -40,18 +40,18 @@ inline MaskBand make_band(int64_t left, int64_t right, bool bottom_right, int se
           side(right, (bottom_right ? seqlen_q : seqlen_k) - int64_t{1}), bottom_right};
 }
 
-// True if every query sees every key: all blocks then take equally long.
+// True if every query sees every key. All blocks then take equally long.
 template <class Mask>  // MaskBand or MaskParams
 FLASH_DIST_HOST_DEVICE bool is_even(const Mask& mask, bool packed) {
   return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
          !packed;
 }
 
-// The places of the fp32 sums of dK and dV: partial sums of the splits, and sums kept between query
-// chunks.
+// Locates the rows of the fp32 sums of dK and dV in the workspace: partial sums of the splits, and
+// sums kept between query chunks. A unit is a (batch, kv head) pair.
 struct SumRows {
   int64_t first;        // row of key 0 of the chunk's first unit in split 0
-  int64_t split, unit;  // distance to the next split, and to the next unit
+  int64_t split, unit;  // rows from one split to the next, and from one unit to the next
 };
 
 }  // namespace flash_dist

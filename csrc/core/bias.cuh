@@ -1,5 +1,5 @@
-// The bias of a call: a number per score, added after soft cap and ALiBi. A bias of MASKED or below
-// masks the score.
+// The bias of a call: one value per score, added after soft cap and ALiBi. A value of MASKED or
+// below masks the score.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -13,9 +13,9 @@ namespace flash_dist {
 // The lowest finite fp16 number, which masks for 16-bit dtypes use instead of -inf.
 constexpr float MASKED = -65504.0f;
 
-// AddBias: for fp32, adds the bias after the score modification. BeginWithBias: for 16 bits, starts
-// the accumulator of the product with bias / softmax_scale. Adding it later would need more
-// registers for its addresses.
+// AddBias: for fp32, adds the bias after the score modification. BeginWithBias: for 16-bit dtypes,
+// sets the accumulator to bias / softmax_scale before the product. Adding the bias later would need
+// more registers for its addresses.
 struct AddBias {
   __device__ __forceinline__ static void put(float& s, float bias, float) {
     s = bias <= MASKED ? -INFINITY : s + bias;
@@ -27,12 +27,12 @@ struct BeginWithBias {
   }
 };
 
-// The scores of a warp: batch entry, query head, first query row0 and first key key0.
+// Position of a warp's scores: batch entry, query head, first query row0 and first key key0.
 struct BiasPlace {
   int batch, head, row0, key0;
 };
 
-// Loads elements of a bias, of type T or fp32.
+// Loads elements of a bias, which is stored as T or fp32.
 template <class T, bool IS_FP32>
 struct BiasElements {
   static constexpr int BYTES = IS_FP32 ? 4 : 2;
@@ -118,8 +118,8 @@ __device__ __forceinline__ void add_bias_columns(Accumulator<MT, NT>& st, const 
     }
 }
 
-// Adds the bias of a call, if it has one. PAIRS: also compile code that loads two adjacent keys at
-// once.
+// Adds the bias of a call, if it has one. PAIRS: also compile code that loads the bias of two
+// adjacent keys at once.
 template <class T, bool TRANSPOSED = false, class Put = AddBias, bool PAIRS = true, int MT, int NT>
 __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const BiasParams& p,
                                          const BiasPlace& place, int seqlen_q, int seqlen_k) {

@@ -5,8 +5,8 @@
 // Grid      x = key tile, query tile, head and batch entry of the bias, split.
 // Block     4 warps; each owns 16 queries of a tile of 64 x 64 scores. A block visits all batch
 //           entries and query heads that share its part of the bias, or one split of them, in
-//           ascending order. dBias stays in registers and is written once. Of packed documents,
-//           a block visits those that have scores in its tile.
+//           ascending order. dBias stays in registers and is written once. With packed documents,
+//           a block visits only documents that have scores in its tile.
 // Shared    2 stages of 64 columns of Q and K, or of dO and V.
 #pragma once
 
@@ -155,7 +155,7 @@ struct BiasGradient {
     first = block.first;
     if (!is_packed()) {
       if (p.mask.batch_planes != 0 || p.mask.head_planes != 0) return block.end - first;
-      const BiasVisit visit(params, block, first);  // one mask for all
+      const BiasVisit visit(params, block, first);  // all visits have the same mask
       const Mask mask = mask_of(visit, Sequence(0, 0, p.seqlen_q, p.seqlen_k));
       return code_of_tile(mask, row0, key0) == TILE_EMPTY ? 0 : block.end - first;
     }
@@ -167,7 +167,7 @@ struct BiasGradient {
     return visits;
   }
 
-  // Moves to the next visit. NOTE: it exists, or this was the last one.
+  // Moves `number` to the next visit, or to block.end after the last one.
   __device__ __forceinline__ void advance(int& number) const {
     do {
       ++number;
@@ -240,7 +240,7 @@ struct BiasGradient {
 #pragma unroll
         for (int e = 2 * h; e < 2 * h + 2; ++e) {
           const float weight = exp2_approx(fmaf(s.x[0][n][e], scale_log2, -lse));
-          // NOTE: V of a masked key may be NaN.
+          // NOTE: dP of a masked score may be NaN, because V of a masked key may be.
           if (weight != 0.0f) sum.x[0][n][e] += weight * (dp.x[0][n][e] - delta);
         }
     }
@@ -372,7 +372,7 @@ __device__ __forceinline__ void bias_gradient_block(const BiasGradientParams& pa
         if (++step < kernel.steps) return;
         kernel.add(sum, s, dp, number);
         step = 0;
-        number = next;  // its first step is being fetched
+        number = next;  // the copies of this visit's first step are in flight
       });
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // all warps have read the stages

@@ -1,5 +1,5 @@
-// The key or query blocks that a block iterates over, leaving out the fully masked ones. Also finds
-// where the dS of such a block is stored.
+// Iterators over the key or query blocks that a thread block computes, without the fully masked
+// ones. Also finds where the dS of a key or query block is stored.
 #pragma once
 
 #include "core/ds_layout.h"

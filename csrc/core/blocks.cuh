@@ -13,7 +13,7 @@ namespace flash_dist {
 // first.
 struct FwdBlock {
   int row0, batch, head, head_kv;
-  int head_in_group;  // number of `head` among the query heads of head_kv
+  int head_in_group;  // index of `head` among the query heads of head_kv
 
   __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m)
       : FwdBlock(p, block_m, fresh_block()) {}
@@ -28,15 +28,15 @@ struct FwdBlock {
   }
 };
 
-// Grid of the forward for blocks of block_m queries: `groups` groups of `tiles` tiles. Also fills
-// in the divisors with which a block finds its tile.
+// Grid of the forward for blocks of block_m queries: `tiles` blocks for each of `groups` (batch
+// entry, query head) pairs. Also fills in the divisors with which a block finds its tile.
 struct FwdGrid {
   int64_t tiles, groups;
 
   FwdGrid(FwdParams& p, int block_m) {
     int64_t batch = p.batch;
     if (p.packing.cu_seqlens_q != nullptr && (p.batch == 0 || p.seqlen_q == 0)) {
-      // No document has a row. One block per head fills all rows.
+      // Every row is uncovered, because no document has rows. One block per head fills them.
       batch = 1;
       p.batch = 0;
       p.seqlen_q = p.heads_together = 1;
@@ -80,8 +80,8 @@ __device__ __forceinline__ int64_t first_sum_row(const BwdParams& p, const DkdvB
          block.query_split * p.stripe_rows;
 }
 
-// True if the block writes fp32 sums instead of dK and dV: there are other splits, or later query
-// chunks.
+// True if the block writes fp32 sums instead of dK and dV, because there are other group splits or
+// later query chunks.
 __device__ __forceinline__ bool keeps_sums(const BwdParams& p) {
   return p.group_split > 1 || !p.sums_last;
 }
@@ -107,7 +107,7 @@ cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t str
   return launch_in_order<Config>(kernel, p, DkdvGrid(p, Config::BLOCK_N), p, stream);
 }
 
-// The number of this block, read where it is needed.
+// Reads the number of this block anew at each use, so that it occupies no register in between.
 struct ThisBlock {
   __device__ __forceinline__ operator int() const { return fresh_block(); }
 };
@@ -116,7 +116,7 @@ struct ThisBlock {
 // length, longest first. number: the number of the block.
 struct DqBlock {
   int row0;
-  int head;  // head of the chunk, counted in the order unit, split, query head
+  int head;  // index among the chunk's query heads, ordered by unit, then group split, then head
   int batch, head_kv, head_in_group;
 
   template <class Number = ThisBlock>

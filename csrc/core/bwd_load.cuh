@@ -78,7 +78,7 @@ __device__ __forceinline__ void load_queries(const BwdParams& p, const DqBlock& 
 template <class Config>
 struct KeyCopies {
   using E = Element<typename Config::T>;
-  RowSpan keys;  // the sequence's keys that exist
+  RowSpan keys;  // from the first to the last key that any query sees
   const E *gK, *gV;
   OperandCopy<Config, Config::BLOCK_N, Config::HEAD_DIM> copy_k;
   OperandCopy<Config, Config::BLOCK_N, Config::HEAD_DIM_V> copy_v;
@@ -126,7 +126,7 @@ struct DkdvTiles {
   }
 };
 
-// Loads K and V of the block's keys. keys: the existing keys of the sequence.
+// Loads K and V of the block's keys. keys: the keys from the first to the last that any query sees.
 template <class Config>
 __device__ __forceinline__ void load_keys(const BwdParams& p, const DkdvBlock& block,
                                           const Sequence& sequence, const RowSpan& keys,

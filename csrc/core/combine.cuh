@@ -1,4 +1,4 @@
-// Combines partial softmaxes. This is the only place that adds results of different keys.
+// Combines partial softmaxes of different keys, in the same way for all kernels that read a cache.
 //
 // The partial result of a row over some keys is top (the maximum of score * scale, base 2), sum (of
 // 2^(score - top)) and out (the sum of 2^(score - top) * v). Without keys: -inf, 0, 0.
@@ -20,7 +20,7 @@ struct Combine {
 
   __device__ __forceinline__ Combine(float earlier, float later) : top(fmaxf(earlier, later)) {
     const float offset = top == -INFINITY ? 0.0f : top;  // avoids inf - inf
-    keep = exp2_approx(__fsub_rn(earlier, offset));      // exactly 1 for the side with the top
+    keep = exp2_approx(__fsub_rn(earlier, offset));      // exactly 1 for the larger maximum
     add = exp2_approx(__fsub_rn(later, offset));
   }
   __device__ __forceinline__ float operator()(float earlier, float later) const {

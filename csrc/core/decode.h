@@ -22,16 +22,16 @@ constexpr int GROUP_BLOCKS = 8;
 // Key blocks per softmax of latent keys in tiles of 64 rows: one group.
 constexpr int LATENT_SOFTMAX_BLOCKS = 16;
 constexpr int MOST_FEW_TILES = 64;  // most work tiles for which P may be stored
-constexpr int PAGE_STEP = 16;       // contiguous keys in every cache
+constexpr int PAGE_STEP = 16;       // keys that are contiguous in every cache
 
 // Locates the keys of each batch entry: rows [0, page) of cache entries. With block_table an entry
-// is a page. Without it, an entry holds all keys of a batch entry. NOTE: nobody checks the contents
-// of the arrays. Only core/decode_work.cuh reads them, and it clamps them to the tensors.
+// is a page. Without it, an entry holds all keys of a batch entry. NOTE: the contents of the arrays
+// are unchecked. Only core/decode_work.cuh reads them, and it clamps them to the tensors.
 struct CacheParams {
   View k, v;                    // [entries, page, num_heads_kv, 1, columns]; v.data null: v is in k
   const int* cache_seqlens;     // [batch] keys of each sequence before new ones; null: capacity
   const int* cache_batch_idx;   // [batch] entry of each batch entry; null: its own index
-  const int* cache_leftpad;     // [batch] keys to skip at the start; null: none
+  const int* cache_leftpad;     // [batch] keys to skip at the start of each sequence; null: none
   const int* block_table;       // [batch, capacity / page] entries; null: not paged
   const int* cu_seqlens_k;      // [batch + 1] first keys of sequences in entry 0; null: not packed
   int64_t table_row;            // stride of block_table
@@ -51,16 +51,16 @@ struct DecodeParams {
   int head_dim, head_dim_v;                  // without padding
   int left, right;                           // window; UNBOUNDED: none
   int bottom_right;                          // align the window bottom right, else top left
-  int few_alone;                             // 1: computes only sequences of few queries, many keys
+  int few_alone;                             // 1: only sequences of few queries on many keys
   float softmax_scale;
   ScoreParams scores;
   const float* sinks;  // see FwdParams::sinks
-  // Filled in by the host code: how the work is split.
+  // How the work is split. The host code fills in these fields.
   int block_rows;      // rows of a work tile; row r: query r / group of head r % group
   int row_tiles;       // ceil(group * seqlen_q / block_rows): most tiles per kv head
   int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
   int splits;          // number of splits of all key blocks; a thread block computes one split
-  int tiles_differ;    // 1: a tile has the key blocks its rows see; 0: those that any query sees
+  int tiles_differ;    // 1: a tile has only the key blocks that its rows see; 0: that any row sees
   int columns;         // compiled columns of a partial result
   int max_key_blocks;  // with more key blocks no work tile is split: partial_out would be too small
   float* partial_out;  // [partials, partial_rows, columns]
@@ -74,7 +74,7 @@ struct DecodeParams {
 struct LatentParams : DecodeParams {
   int few_key_blocks;  // P is stored for at most this many key blocks; 0: never
   uint16_t* weights;   // [2 * few_key_blocks] tiles of P, as panels of 64 columns
-  float2* tile_stats;  // [2 * few_key_blocks, 64] top and sum of their rows
+  float2* tile_stats;  // [2 * few_key_blocks, 64] top and sum of each row of P's tiles
 };
 
 // Returns the most rows that a kv head of a sequence can have.
@@ -89,14 +89,14 @@ constexpr int group_blocks(int softmax_blocks) {
 }
 
 // Returns the number of partials per split that hold O of the work tile while a group is computed.
-// There are two, because warps also store rows that do not exist (sm90/mla/rest.cuh).
+// Two partials are needed, because warps also store rows that do not exist (sm90/mla/rest.cuh).
 constexpr int resting_partials(int softmax_blocks) { return softmax_blocks > 1 ? 2 : 0; }
 
 // Returns the number of partials that a call needs if all sequences together have `key_blocks` key
 // blocks.
 constexpr int64_t decode_partials(int64_t key_blocks, int64_t splits, int softmax_blocks = 1) {
-  // Each split has partials for its kept O, for one group that splits share, and for its complete
-  // groups.
+  // Each split has partials for O of its work tile, for the key blocks of one group that splits
+  // share, and for its complete groups.
   const int group = group_blocks(softmax_blocks);
   return splits * (resting_partials(softmax_blocks) + group / softmax_blocks) + key_blocks / group +
          5 * splits;

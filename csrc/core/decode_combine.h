@@ -4,10 +4,10 @@
 // Grid      x = work tile. If there are fewer splits than work tiles, x = split: a block combines
 //           the shared work tile that begins in its split.
 //           y = some rows and columns of the work tile.
-// Warp      32, 64 or 128 columns of a row. First each lane has one group: it finds the group's
-//           partials and computes their factors from their tops. Then each lane has columns: it
-//           reads many partials at once and combines them. Tops and the first partials are loaded
-//           together.
+// Warp      32, 64 or 128 columns of a row. First each lane handles one group: it finds the group's
+//           partials and computes their factors from their tops. Then each lane handles some
+//           columns: it reads many partials at once and combines them. Tops and the first partials
+//           are loaded together.
 // Block     If there is a block for each 32 columns of a row, the warps of a block share the groups
 //           of these columns: each warp combines some groups into shared memory, and one warp
 //           combines these results.
@@ -27,9 +27,10 @@ namespace flash_dist {
 
 // Launches blocks of Config's size, which may start before the previous kernel ends (programmatic
 // dependent launch, ptx/barrier.cuh). The kernel must call wait_for_previous() before it reads what
-// other kernels wrote. NOTE: use it only for a kernel with little shared memory. A multiprocessor
-// chooses its shared-memory size while it is idle. If a kernel that needs most of it starts beside
-// blocks of a small one, it may get one block per multiprocessor instead of three.
+// other kernels wrote. NOTE: use this launch only for a kernel with little shared memory. A
+// multiprocessor chooses its shared-memory size while it is idle. A kernel that needs most of the
+// shared memory and starts beside blocks of a kernel with little may get one block per
+// multiprocessor instead of three.
 template <class Config>
 cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
                           cudaStream_t stream) {
@@ -46,14 +47,14 @@ cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
   }
 }
 
-// The partials of a group: one for the whole group, or one per key block, which are adjacent. count
-// 0: the group does not exist.
+// The partials of a group, adjacent in the workspace: one for the whole group, or one per key block
+// of a group that splits share. count is 0 if the group does not exist.
 struct GroupPartials {
   int first = 0, count = 0;
 
   GroupPartials() = default;
-  // Finds the partials of a group. at: the cursor at the first key block of the work tile. number:
-  // the group's number in the tile.
+  // Finds the partials of group `number` of a work tile. at: the cursor at the tile's first key
+  // block.
   template <class Splits>
   __device__ __forceinline__ GroupPartials(const DecodeParams& p, const Splits& splits,
                                            DecodeCursor at, int number) {
@@ -79,27 +80,27 @@ struct GroupPartials {
 // adjacent.
 struct CombineSlots {
   static constexpr int COUNT = 64;
-  // The place of a partial's row, in units of 32 columns. Before read(): the number of the row
-  // among all rows of all partials, or the complement (~) of this number for the last partial of a
-  // group.
+  // Offset of a partial's row in partial_out, in units of 32 columns. Before read(): the index of
+  // this row among all rows of all partials, or the complement (~) of this index for the last
+  // partial of a group.
   int places[COUNT];
-  // keep and add (core/combine.cuh) of a partial in its group. Before combine_stats(): its top and
-  // sum.
+  // The factors keep and add (core/combine.cuh) with which a partial is combined into its group.
+  // Before combine_stats(): the partial's top and sum.
   float2 factors[COUNT];
 
-  // Fills in `places` for the partials of this lane's group. first: the slot of the first of them.
+  // Fills in `places` for the partials of this lane's group. first: the slot of the first partial.
   __device__ __forceinline__ void place(const GroupPartials& own, int first, int rows, int row) {
 #pragma unroll 1
     for (int i = 0; i < own.count; ++i) {
-      // NOTE: 32 bits are enough for this number, and for a place in units of 32 columns: a unit
+      // NOTE: 32 bits are enough for this index, and for an offset in units of 32 columns: a unit
       // is 128 bytes, so 2^31 units are 256 GiB.
       const int at = (own.first + i) * rows + row;
       places[first + i] = i + 1 == own.count ? ~at : at;
     }
   }
-  // Reads top and sum of the partials to registers: each lane reads every 32nd slot. Slots without
-  // a partial read some partial, whose values are not used. Returns a bit per slot, set for the
-  // last partial of each group.
+  // Reads top and sum of the partials to registers: each lane reads every 32nd slot. For a slot
+  // without a partial it reads the first slot's partial, and the values are not used. Returns a bit
+  // per slot, set for the last partial of each group.
   __device__ __forceinline__ uint64_t read(float2 (&stats)[COUNT / 32], const DecodeParams& p,
                                            int partials) {
     const int lane = threadIdx.x % 32;
@@ -153,7 +154,7 @@ struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int WARPS = Plan::WARPS;
   using Splits = DecodeSplits<WARPS * 32, SOFTMAX_BLOCKS>;
   static constexpr int BLOCK_ROWS = 1;
-  // NOTE: shared memory must stay small, so that blocks start beside those of the previous kernel.
+  // NOTE: Smem must stay small, so that blocks start beside blocks of the previous kernel.
   static constexpr int WARP_GROUPS = 8;  // groups per warp in combine_by_block()
   static constexpr int WHOLE_GROUPS = WHOLE_GROUPS_;
   static_assert(WARP_GROUPS * Splits::GROUP_PARTIALS <= CombineSlots::COUNT);
@@ -167,7 +168,7 @@ struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
     CombineSlots slots[WARPS];
     union {
       float4 steps[WARPS]
-                  [CombineSlots::COUNT];  // keep, add and sum of groups, at their last partials
+                  [CombineSlots::COUNT];  // keep, add and sum of a group, in its last slot
       Together together;
     };
     typename Splits::Smem counts;
@@ -189,7 +190,7 @@ using MlaCombineSm90Config =
     DecodeCombineConfigOf<MlaCombineSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
                           HEAD_DIM_V, LATENT_SOFTMAX_BLOCKS>;
 
-// Returns the greatest top of the lanes before this one.
+// Returns the largest `top` of the lanes before this one.
 __device__ __forceinline__ float top_before(float top) {
   const int lane = threadIdx.x % 32;
   float before = __shfl_up_sync(0xffffffffu, top, 1);
@@ -202,7 +203,7 @@ __device__ __forceinline__ float top_before(float top) {
   return before;
 }
 
-// The WIDTH columns of a row that a lane has.
+// The WIDTH columns of a row that a lane combines.
 template <int WIDTH>
 struct Columns {
   float x[WIDTH] = {};
@@ -260,22 +261,22 @@ struct CombinedTile {
 };
 
 // Combines the partials of the lanes' groups, for as many groups as fit in the slots, and returns
-// their number. columns: this lane's columns of row 0 of partial 0. While partials are loaded,
-// calls know(top, sum, slot) with top and sum of the lane's group and the slot of its last partial,
-// or -1. Then calls take(number, slot, ends, columns) with the combined columns of several slots
-// from `slot` on. Where a bit of `ends` is set, the columns are those of a complete group; these
-// groups are counted from `number` on.
+// the number of these groups. columns: this lane's columns of row 0 of partial 0. While partials
+// are loaded, calls know(top, sum, slot): top and sum of the lane's group, and the slot of the
+// group's last partial, or -1 if the lane has no group. Then calls take(number, slot, ends,
+// columns) with the combined columns of several slots from `slot` on. Columns whose bit in `ends`
+// is set belong to a complete group. `number` is the index of the first of these complete groups.
 template <class Config, int WIDTH, class Know, class Take>
 __device__ __forceinline__ int combine_groups(const DecodeParams& p, CombineSlots& slots,
                                               GroupPartials own, int row, const float* columns,
                                               const Know& know, const Take& take) {
   constexpr int AT_ONCE = 16 / WIDTH;    // limited by registers
-  const int end = sum_until(own.count);  // end of this lane's partials among those of all lanes
+  const int end = sum_until(own.count);  // slot after this lane's last partial
   const int groups = __popc(__ballot_sync(0xffffffffu, end <= CombineSlots::COUNT));
   const int count = __shfl_sync(0xffffffffu, end, groups - 1);
   if (count == 0) return groups;
   if (end > CombineSlots::COUNT) own.count = 0;
-  __syncwarp();  // all lanes have read the slots and what know() has stored
+  __syncwarp();  // all lanes have read the slots, and the values that know() stored
   slots.place(own, end - own.count, p.partial_rows, row);
   __syncwarp();
   float2 stats[CombineSlots::COUNT / 32];
@@ -341,7 +342,7 @@ __device__ __forceinline__ void store_columns(const DecodeParams& p, const Decod
   }
 }
 
-// Combines 32 * WIDTH columns of a row in one warp. own: this lane's group among the first 32.
+// Combines 32 * WIDTH columns of a row in one warp. own: this lane's group of the first 32 groups.
 template <class Config, int WIDTH>
 __device__ __forceinline__ void combine_by_warp(const DecodeParams& p, typename Config::Smem& smem,
                                                 GroupPartials own, int piece) {
@@ -399,7 +400,7 @@ __device__ __forceinline__ int groups_of_warp(const typename Config::Smem& smem)
   return min((groups + Config::WARPS - 1) / Config::WARPS, most);
 }
 
-// Combines 32 columns of a row in one block. own: this lane's group among the first ones.
+// Combines 32 columns of a row in one block. own: this lane's group in the first iteration.
 template <class Config>
 __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename Config::Smem& smem,
                                                  GroupPartials own, int piece) {
@@ -413,7 +414,7 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   CombinedTile<1> tile;
 #pragma unroll 1
   for (int first = 0; first < groups; first += Config::WARPS * each) {
-    const int own_first = warp * each;  // index in shared memory
+    const int own_first = warp * each;  // index of this warp's first group in shared memory
     if (first > 0) {
       own = lane < each ? GroupPartials(p, smem.splits, smem.at, first + own_first + lane)
                         : GroupPartials();
@@ -438,8 +439,9 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   if (warp == 0) store_columns<Config>(p, smem.at, tile, row, column);
 }
 
-// Combines the pieces of the block. A piece is 32 columns of a row if there is a warp for each
-// piece, otherwise 64 or 128 columns. If there are enough blocks, a whole block combines one piece.
+// Combines the block's pieces of the work tile. A piece is 32 columns of a row if there is a warp
+// for each piece, otherwise 64 or 128 columns. If there is a block for each piece, all warps of a
+// block combine one piece.
 template <class Config>
 __device__ __forceinline__ void combine_pieces(const DecodeParams& p, typename Config::Smem& smem) {
   using Target = typename Config::Target;
@@ -476,9 +478,9 @@ __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
-  // NOTE: what the previous kernel reads is complete, but the partials that it writes may not be.
-  // Every block waits for these partials, even if it reads none, so that the next kernel waits for
-  // both kernels.
+  // NOTE: the inputs of the previous kernel are complete here, but the partials that it writes may
+  // not be. Every block waits for the partials, even if it reads none, so that the next kernel
+  // waits for both kernels.
   const typename Config::Splits splits(p, smem.counts);
   const bool by_tile = p.batch * p.row_tiles * p.num_heads_kv <= p.splits;
   const int end = by_tile ? 0 : splits.begin(blockIdx.x + 1);
@@ -503,8 +505,8 @@ __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   combine_pieces<Config>(p, smem);
 }
 
-// Refuses tiles of 16 rows. They may have stored partials of key blocks, which this kernel does not
-// read.
+// Refuses calls with work tiles of 16 rows: the kernel for such tiles may have stored a partial per
+// key block, and this kernel does not read those.
 template <class Config>
 const char* refuse_mla_combine_sm90(const void* params) {
   const auto& p = *static_cast<const DecodeParams*>(params);

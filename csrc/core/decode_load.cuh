@@ -9,9 +9,9 @@
 
 namespace flash_dist {
 
-// Starts the copies of a split, one tile per call: the tiles of K of a key block, then those of V
-// unless V is part of K. While a key block is loaded, the addresses of the next one are read from
-// the tables: lane c of each warp has the address of the c-th run of 16 keys, which are contiguous.
+// Starts the copies of a split, one tile per call: the tiles of K of a key block, then its tiles of
+// V unless V is part of K. While a key block is loaded, the addresses of the next key block are
+// read from block_table: lane c of each warp has the address of the c-th run of 16 contiguous keys.
 template <class Config>
 class KeyBlockLoader {
   using Target = typename Config::Target;
@@ -88,7 +88,7 @@ class KeyBlockLoader {
                                        int64_t row_stride, int key0, int columns) const {
     const int row = thread() / LANES;
     const int lane = thread() % LANES;
-    const int piece = ROWS > PAGE_STEP ? row / PAGE_STEP : 0;  // run of 16 keys in a pass
+    const int piece = ROWS > PAGE_STEP ? row / PAGE_STEP : 0;  // index of the pass's run of 16 keys
     const int64_t own = (row - piece * PAGE_STEP) * row_stride + lane * 8;
     uint4 staged[Target::HAS_CP_ASYNC ? 1 : PASSES * CHUNKS];
 #pragma unroll
@@ -120,11 +120,11 @@ class KeyBlockLoader {
   }
 
   Cursor next_;
-  int waiting_;                // key blocks that are not started
-  int next_entry_, next_row_;  // place of this lane's 16 keys in the next key block
-  int entry_, row_;            // place of this lane's 16 keys in the key block being loaded
-  int tile_, head_;            // next tile, and kv head, of the key block being loaded
-  int skipped_;                // number of first keys of that key block that no query sees
+  int waiting_;                // number of key blocks whose copies have not started
+  int next_entry_, next_row_;  // cache entry and row of this lane's 16 keys in the next key block
+  int entry_, row_;            // cache entry and row of the 16 keys in the key block being loaded
+  int tile_, head_;            // key block being loaded: next tile to copy, and kv head
+  int skipped_;                // key block being loaded: number of first keys that no query sees
   unsigned visible_;           // number of visible keys after the skipped ones
 };
 

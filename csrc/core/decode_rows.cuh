@@ -1,4 +1,5 @@
-// Rows of a work tile: queries in, soft cap, ALiBi, masks, partial results, out and lse.
+// Steps on the rows of a work tile: load queries; apply soft cap, ALiBi and masks; store partial
+// results, out and lse.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -81,7 +82,8 @@ struct TileRows {
       const int last = p.right >= UNBOUNDED ? at.extent.visible_end : i + p.right + 1;
       begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
       end[h] = min(last, at.extent.visible_end);
-      if (row >= at.extent.rows(p)) begin[h] = 0, end[h] = at.extent.visible_end;  // masks nothing
+      // A row past the last one sees all keys, so that it does not narrow common_keys().
+      if (row >= at.extent.rows(p)) begin[h] = 0, end[h] = at.extent.visible_end;
     }
   }
 
@@ -157,7 +159,7 @@ struct QueryLoader {
   using Layout = typename Config::Layout;
   static constexpr int ALL = Config::BLOCK_ROWS * Layout::CHUNKS;
   static constexpr int CHUNKS = (ALL + Config::THREADS - 1) / Config::THREADS;
-  static constexpr bool WHOLE = ALL % Config::THREADS == 0;  // else some threads have no last chunk
+  static constexpr bool WHOLE = ALL % Config::THREADS == 0;  // else some threads have fewer chunks
   uint4 chunks[CHUNKS];
 
   __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at) {
@@ -203,9 +205,9 @@ __device__ __forceinline__ void store_partial(const DecodeParams& p, const Parti
   }
 }
 
-// Combines a key block with its group, or stores a partial: the key block's if splits share the
-// group, the complete group's if splits share only the work tile. Returns true if the group is
-// complete and the whole work tile is in this split.
+// Combines a key block with its group. If splits share the group, stores the key block as a partial
+// instead. If splits share only the work tile, stores each complete group as a partial. Returns
+// true if the group is complete and the whole work tile is in this split.
 template <class Config, int OT, class Splits>
 __device__ __forceinline__ bool take_key_block(const DecodeParams& p, const Splits& splits,
                                                const DecodeCursor& at, SplitBounds bounds,

@@ -26,8 +26,8 @@
 
 namespace flash_dist {
 
-// The keys of a batch entry, counted from the first one after the left padding. For packed
-// sequences leftpad is the first key of the sequence.
+// The keys of a batch entry, counted from the first key after the left padding. For packed
+// sequences leftpad is the row of the sequence's first key.
 struct CacheKeys {
   int seqlen, leftpad;
 
@@ -48,12 +48,12 @@ struct CacheKeys {
   }
 };
 
-// The place of a key: an entry of the cache, and a row in it.
+// Location of a key in the cache: the cache entry, and the row in this entry.
 struct CachePlace {
   int entry, row;
 
-  // Finds the place of a key. key: counted from the start of the cache of the batch entry, and less
-  // than its capacity.
+  // Locates a key of a batch entry. key: index from the start of the batch entry's cache, less than
+  // the capacity.
   __device__ __forceinline__ CachePlace(const CacheParams& p, int batch, int key) {
     if (p.block_table != nullptr) {
       const int page = divide(key, p.by_page);
@@ -67,8 +67,8 @@ struct CachePlace {
   }
 };
 
-// A tile of rows of a batch entry, for every kv head. place: its number in the order of
-// computation, below row_tiles. An entry with fewer tiles uses the first numbers.
+// A tile of rows of a batch entry, for every kv head. place: the tile's index in the order of
+// computation, below row_tiles. A batch entry with fewer tiles uses the lowest indices.
 struct RowTile {
   int batch, place;
 
@@ -117,10 +117,11 @@ struct DecodeExtent {
     visible_end = p.right >= UNBOUNDED ? keys.seqlen : among(shift + last + p.right + 1);
     first = visible_begin / KEY_BLOCK;
     end = max((visible_end + KEY_BLOCK - 1) / KEY_BLOCK,
-              first + 1);  // without keys: one empty block
+              first + 1);  // a tile without keys has one empty key block
   }
-  // If tiles differ, they are taken alternately from both ends. Later queries may see more keys, so
-  // each split gets long and short tiles.
+  // Returns the row tile at index `place` of the order of computation. With tiles_differ, the order
+  // alternates between the first and the last tiles: later queries may see more keys, so each split
+  // gets long and short tiles.
   __device__ __forceinline__ int tile_at(const DecodeParams& p, int place) const {
     return !p.tiles_differ ? place : place % 2 == 0 ? place / 2 : tiles - 1 - place / 2;
   }
@@ -144,8 +145,8 @@ struct RowEnd {
   }
 };
 
-// A position among the key blocks of all work tiles. The kv heads of a row tile are adjacent, so
-// that all heads of a page are read together.
+// A position in the sequence of the key blocks of all work tiles. The kv heads of a row tile are
+// adjacent, so that all heads of a page are read at about the same time.
 struct DecodeCursor {
   int batch, place, head, key_block;
   DecodeExtent extent;
@@ -216,7 +217,7 @@ struct DecodeCursor {
 
 // Stores a cursor, which is equal in all lanes of a warp, to the warp's variable in shared memory.
 __device__ __forceinline__ void set_cursor(DecodeCursor& kept, const DecodeCursor& at) {
-  __syncwarp();  // all lanes have read the previous one
+  __syncwarp();  // all lanes have read the previous cursor
   if (threadIdx.x % 32 == 0) kept = at;
   __syncwarp();
 }
@@ -364,8 +365,8 @@ struct DecodeSplits {
     if (begin == end) return false;
     const bool cuts_anywhere = SOFTMAX_BLOCKS == 1 && grain == Grain::KEY_BLOCK;
     bool is_end = !cuts_anywhere && end < total;
-    // NOTE: a loop, because the code of find() is large and each block runs it once: fetching the
-    // instructions takes the time.
+    // NOTE: a loop, so that all calls of find() share one copy of its code, which is large. Each
+    // block runs find_split() once, so most of its time goes to fetching instructions.
 #pragma unroll 1
     for (int position = is_end ? end : begin;; __syncthreads()) {
       at = find(p, smem, position);
@@ -405,12 +406,12 @@ struct DecodeSplits {
     const int first = begin(split), end = begin(split + 1);
     const int places = (each_ + 1) / GROUP + 4;
     const int group = at.key_block / GROUP;
-    const auto group_at = [&](int position) {  // number of this tile's group there
+    const auto group_at = [&](int position) {  // number of this tile's group at index `position`
       return (at.key_block + (position - at.position)) / GROUP;
     };
     const int place =
         at.tile_begin() < first ? group - group_at(first) : places - 1 - (group_at(end) - group);
-    constexpr int BEFORE = RESTING + GROUP_PARTIALS;  // partials of each split
+    constexpr int BEFORE = RESTING + GROUP_PARTIALS;  // other partials per split, stored first
     return int64_t{p.splits} * BEFORE + int64_t{split} * places + place;
   }
 
@@ -418,7 +419,7 @@ struct DecodeSplits {
   __device__ __forceinline__ Grain choose_grain(const DecodeParams& p, bool whole_tiles) const {
     return whole_tiles ? Grain::TILE : prefers_groups(p) ? Grain::GROUP : Grain::KEY_BLOCK;
   }
-  // Returns the key blocks of the longest split, rounded up to a multiple of `step`.
+  // Returns the number of key blocks of the longest split, rounded up to a multiple of `step`.
   __device__ __forceinline__ int64_t longest(int step) const {
     const int64_t key_blocks = int64_t{each_} + (more_ > 0);
     return (key_blocks + step - 1) / step * step;
@@ -435,8 +436,8 @@ struct DecodeSplits {
       return missing * 64 <= min(key_blocks, GROUP) * p.partial_rows;
     }
   }
-  // Returns the key blocks of the shortest and of the longest work tile. All threads must call
-  // this.
+  // Returns the numbers of key blocks of the shortest and of the longest work tile. All threads
+  // must call this.
   __device__ __forceinline__ int2 find_lengths(const DecodeParams& p, Smem& smem) const {
     int2 lengths = lengths_of(p);
 #pragma unroll
@@ -453,7 +454,7 @@ struct DecodeSplits {
     }
     return lengths;
   }
-  // Returns the shortest and the longest among the row tiles of this thread.
+  // Returns the least and the greatest number of key blocks among this thread's row tiles.
   __device__ __forceinline__ static int2 lengths_of(const DecodeParams& p) {
     int2 lengths{INT32_MAX, 0};
     RowTile own = RowTile::at(p, begin_of(p));
@@ -488,13 +489,13 @@ struct DecodeSplits {
   __device__ __forceinline__ static int tiles_of_thread(const DecodeParams& p) {
     return (p.batch * p.row_tiles + THREADS - 1) / THREADS;
   }
-  // Returns the key blocks of a row tile, over all kv heads.
+  // Returns the number of key blocks of a row tile, over all kv heads.
   __device__ __forceinline__ static int key_blocks_of(const DecodeParams& p, RowTile own) {
     const DecodeExtent extent(p, own);
     return own.place < extent.tiles ? extent.key_blocks() * p.num_heads_kv : 0;
   }
 
-  int before_, mine_;  // key blocks before this thread's row tiles, and in them
+  int before_, mine_;  // number of key blocks before, and in, this thread's row tiles
   int each_, more_;
 };
 

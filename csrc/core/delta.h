@@ -23,7 +23,7 @@ template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int E
 struct AnyDeltaConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Base = Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>;
   static constexpr int ELEMENT_BYTES = ELEMENT_BYTES_;
-  static constexpr int CHUNKS = HEAD_DIM * ELEMENT_BYTES / 16;  // per row
+  static constexpr int CHUNKS = HEAD_DIM * ELEMENT_BYTES / 16;  // 16-byte chunks per row
   static constexpr int LANES_PER_ROW = lanes_per_row(CHUNKS, Base::THREADS);
   static constexpr int BLOCK_ROWS = Base::THREADS / LANES_PER_ROW;
   static constexpr int SMEM_BYTES = 0;
@@ -42,11 +42,11 @@ __host__ __device__ constexpr int padded_rows(int rows) {
   return (rows + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT * STATISTICS_ALIGNMENT;
 }
 
-// The work of a block: a tile of the rows of a query head of a batch entry.
+// The work of a block: a tile of rows of one query head in one batch entry.
 struct DeltaBlock {
   int tile, batch, head, head_kv, head_in_group;
   int q0, seqlen_q;  // of this batch entry
-  bool uncovered;    // some queries or keys belong to no sequence
+  bool uncovered;    // queries or keys next to this document, or after all, are uncovered
 
   __device__ __forceinline__ explicit DeltaBlock(const DeltaParams& p)
       : q0(0), seqlen_q(p.seqlen_q), uncovered(false) {
@@ -96,17 +96,17 @@ template <class Config>
 __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   using T = typename Config::T;
   constexpr int LANES = Config::LANES_PER_ROW;
-  constexpr int CHUNKS = Config::CHUNKS / LANES;  // per thread
+  constexpr int CHUNKS = Config::CHUNKS / LANES;  // 16-byte chunks per thread
   if (p.dq_turns != nullptr) clear_semaphores<Config>(p);
   DeltaBlock at(p);
   if (at.uncovered) {
     fill_uncovered<Config>(p, at);
-    at = DeltaBlock(p);  // computed again, to keep nothing in registers
+    at = DeltaBlock(p);  // computed again, to keep no values in registers during fill_uncovered()
   }
   const int row = at.tile * Config::BLOCK_ROWS + threadIdx.x / LANES;
   const int lane = threadIdx.x % LANES;
   if (p.packing.cu_seqlens_q != nullptr && row >= padded_rows(at.seqlen_q)) {
-    return;  // whole warps exit: BLOCK_ROWS divides the padding
+    return;  // whole blocks exit, because BLOCK_ROWS divides the number of padded rows
   }
 
   // Issues all loads before the first use.

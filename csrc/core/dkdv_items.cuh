@@ -20,7 +20,7 @@ struct DkdvWork {
   int group_heads_begin, group_heads_end;
   int seqlen_q, seqlen_k;
   int key0;
-  int2 query_tiles;  // query tiles [x, y) of a block that splits the queries
+  int2 query_tiles;  // query tiles [x, y) of the block's query split
   int slot0[2];      // slot of query tile 0 of query head 0, per key tile
   int4 tiles[2];     // BAND: query tiles that see each key tile
 };
@@ -33,11 +33,11 @@ struct DkdvItem {
   int slot[2];  // dS slot for each key tile of the block; -1: not stored
 };
 
-// Iterates over the pipeline's items: for each query head, for each query tile.
+// Iterates over the pipeline's items: for each query head, its query tiles in ascending order.
 template <class Config>
 struct DkdvCursor {
   static constexpr int PER_TILE = MASK_TILE / Config::BLOCK_M;
-  int head_in_group, i, end;  // i, end: stages of this query head; PER_TILE per query tile
+  int head_in_group, i, end;  // stages [i, end) of this head remain; PER_TILE per query tile
   const int4* entries;
 
   __device__ __forceinline__ DkdvCursor(const BwdParams& p, const DkdvWork& w)
@@ -169,8 +169,8 @@ __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
   }
 }
 
-// Returns the query tiles of a block's query split. All splits have the same number of tiles, that
-// of the longest sequence.
+// Returns the query tiles [x, y) of a block's query split. The tiles of the longest sequence are
+// divided equally among the splits, so y may be past the last tile.
 __device__ __forceinline__ int2 find_query_tiles(const BwdParams& p, const DkdvBlock& block) {
   const int tiles = (p.seqlen_q + MASK_TILE - 1) / MASK_TILE;
   const int each = (tiles + p.query_split - 1) / p.query_split;

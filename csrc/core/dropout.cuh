@@ -3,8 +3,8 @@
 // drop the same weights.
 //
 // Philox4x32-7 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011: 7 rounds pass
-// all of BigCrush) computes 128 bits from a key and a counter: 16 bits for each of 8 weights. A
-// weight is kept if its bits are below the threshold.
+// all of BigCrush) computes a 128-bit number from a key and a counter: 16 bits for each of 8
+// weights. A weight is kept if its 16 bits are below the threshold.
 //
 //   key      seed
 //   counter  {query / 16 * 8 + query % 8, key / 16 * 4 + key % 8 / 2, batch * num_heads_q + head, offset}
@@ -12,9 +12,10 @@
 //
 // The 8 weights are queries {q, q + 8} x keys {k, k + 1, k + 8, k + 9}: those that one lane has in
 // the fragments of 16 x 16 scores S. In the fragments of S^T a lane has {k, k + 8} x {q, q + 1, q +
-// 8, q + 9}: half of the weights of two numbers. The lane of key k ^ 1 has the other halves. Each
-// of the two lanes computes one number, and they exchange halves. So a kernel computes 1/8 number
-// per weight, or 1/4 with 8 keys or queries at a time. S^T also takes 1/4 shuffle per weight.
+// 8, q + 9}: half of the weights of two 128-bit numbers. The lane of key k ^ 1 has the other
+// halves. Each of the two lanes computes one number, and they exchange halves. So a kernel computes
+// 1/8 number per weight, or 1/4 with tiles of only 8 keys or queries. S^T also takes 1/4 shuffle
+// per weight.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -48,7 +49,7 @@ __device__ __forceinline__ uint32_t sequence_head(const Params& p, int batch, in
   return batch * p.num_heads_kv * p.group + head;
 }
 
-// Replaces counters by their random numbers.
+// Replaces Philox counters by their random numbers.
 template <int COUNT>
 __device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint32_t key0, uint32_t key1) {
 #pragma unroll
@@ -67,25 +68,25 @@ __device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint32_t key0, u
   }
 }
 
-// Exchanges halves of a lane's numbers for 16 x 16 scores of S^T with lane ^ 4: see above. odd: true
-// if the lane's key is odd.
+// Exchanges halves of a random number with lane ^ 4, for 16 x 16 scores of S^T (see the top of this
+// file). odd: true if the lane's key is odd.
 __device__ __forceinline__ void exchange_halves(uint32_t (&words)[4], bool odd) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {  // keys 8 * h + lane / 4: {first query, first query + 8}
+  for (int h = 0; h < 2; ++h) {  // scores of key 8 * h + lane / 4
     const uint32_t own = permute(words[2 * h], words[2 * h + 1], odd ? 0x7632 : 0x5410);
     const uint32_t give = permute(words[2 * h], words[2 * h + 1], odd ? 0x5410 : 0x7632);
     const uint32_t other = __shfl_xor_sync(0xffffffffu, give, 4);
     words[2 * h] = permute(own, other, odd ? 0x1054 : 0x5410);
     words[2 * h + 1] = permute(own, other, odd ? 0x3276 : 0x7632);
   }
-  const uint32_t kept = words[1];  // {(key, second 8 queries)}
+  const uint32_t kept = words[1];  // the lane's first key and the second 8 queries
   words[1] = words[2];
   words[2] = kept;
 }
 
-// Gives 16 bits to each score of MT tiles of 16 x 16, as to_a_operand() orders them: {(row,
-// column), (row, column + 1)} of rows lane / 4 + {0, 8} and columns lane % 4 * 2 + {0, 8}. Rows are
-// queries; TRANSPOSED, keys.
+// Draws 16 random bits for each score of MT tiles of 16 x 16, in the order of to_a_operand(): x[m]
+// has the pairs {(row, column), (row, column + 1)} of rows lane / 4 + {0, 8} and columns lane % 4 *
+// 2 + {0, 8}. Rows are queries, or keys if TRANSPOSED.
 template <bool TRANSPOSED, int MT>
 __device__ __forceinline__ void draw(uint32_t (&x)[MT][4], const DropoutParams& p,
                                      const DropoutPlace& at) {
@@ -102,7 +103,7 @@ __device__ __forceinline__ void draw(uint32_t (&x)[MT][4], const DropoutParams& 
   }
   const uint64_t seed = p.rng_state[0];
   uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-  forget(key0, key1);  // the round keys are computed again, not kept in 14 registers
+  forget(key0, key1);  // the round keys are recomputed, instead of occupying 14 registers
   philox(x, key0, key1);
   if constexpr (TRANSPOSED) {
 #pragma unroll
@@ -110,7 +111,7 @@ __device__ __forceinline__ void draw(uint32_t (&x)[MT][4], const DropoutParams& 
   }
 }
 
-template <class Dropout>  // has the member threshold
+template <class Dropout>  // DropoutParams, or a struct with its member threshold
 __device__ __forceinline__ bool keeps_low(uint32_t x, const Dropout& p) {
   return x << 16 < p.threshold;
 }
@@ -119,7 +120,7 @@ __device__ __forceinline__ bool keeps_high(uint32_t x, const Dropout& p) {
   return x < p.threshold;
 }
 
-// Drops elements of an A operand of 16 x 16, by its random numbers.
+// Drops elements of a 16 x 16 A operand. x: their random bits, from draw().
 template <class Dropout>
 __device__ __forceinline__ void drop_words(uint32_t (&a)[4], const uint32_t (&x)[4],
                                            const Dropout& p) {
@@ -130,20 +131,20 @@ __device__ __forceinline__ void drop_words(uint32_t (&a)[4], const uint32_t (&x)
   }
 }
 
-// Drops elements of an A operand.
+// Draws random bits for an A operand of P, and sets its dropped elements to 0.
 template <int MT>
 __device__ __forceinline__ void drop_operand(uint32_t (&a)[MT][4], const DropoutParams& p,
                                              const DropoutPlace& at) {
 #pragma unroll
-  for (int m = 0; m < MT; ++m) {  // one by one: O leaves few registers
+  for (int m = 0; m < MT; ++m) {  // one row tile at a time, because O leaves few registers
     uint32_t x[1][4];
     draw<false>(x, p, {at.sequence_head, at.row0 + m * 16, at.key0});
     drop_words(a[m], x[0], p);
   }
 }
 
-// Calls each(m, n, i, kept) for all scores of a warp's fragments. Rows are queries; TRANSPOSED,
-// keys.
+// Calls each(m, n, i, kept) for all scores of a warp's fragments. Rows are queries, or keys if
+// TRANSPOSED.
 template <bool TRANSPOSED, int MT, int NT, class Each>
 __device__ __forceinline__ void for_scores_kept(const DropoutParams& p, const DropoutPlace& at,
                                                 const Each& each) {
@@ -169,7 +170,7 @@ __device__ __forceinline__ void for_scores_kept(const DropoutParams& p, const Dr
   }
 }
 
-// Drops scores, and multiplies the others.
+// Sets the elements of c whose weight is dropped to 0, and multiplies the others by `factor`.
 template <bool TRANSPOSED = false, int MT, int NT>
 __device__ __forceinline__ void drop(Accumulator<MT, NT>& c, const DropoutParams& p,
                                      const DropoutPlace& at, float factor = 1.0f) {
@@ -187,7 +188,7 @@ __device__ __forceinline__ void mark_dropped(Accumulator<MT, NT>& pt, const Drop
   });
 }
 
-// Sets x to 0 where the weight is marked as dropped, and multiplies the other elements.
+// Sets x to 0 where pt is marked as dropped, and multiplies the other elements by `factor`.
 template <int MT, int NT>
 __device__ __forceinline__ void drop_marked(Accumulator<MT, NT>& x, const Accumulator<MT, NT>& pt,
                                             float factor) {
@@ -208,7 +209,8 @@ __device__ __forceinline__ void drop_marked(uint32_t (&a)[MT][4]) {
 #pragma unroll
   for (int m = 0; m < MT; ++m)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[m][i] &= ~permute(a[m][i], 0, 0xbb99);  // signs in all bits
+    // permute() spreads the sign of each 16-bit element over all of its bits.
+    for (int i = 0; i < 4; ++i) a[m][i] &= ~permute(a[m][i], 0, 0xbb99);
 }
 
 }  // namespace flash_dist

@@ -3,8 +3,8 @@
 // ordered by key tile, then by query tile. A tile is 4 x 4 blocks of 16 keys by 16 queries. A block
 // is stored as the A fragment of mma m16n8k16: 16 bytes per lane.
 //
-// This is the layout of bands, whose slots follow from a few numbers. Masks with arrays store their
-// slots (MaskParams::key_slots, TileList::slots).
+// This is the layout for bands, whose slots are computed from the band and the sequence lengths.
+// Masks with arrays store their slots (MaskParams::key_slots, TileList::slots).
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ constexpr int DS_BLOCK_BYTES = 16 * 16 * 2;
 
 class DsLayout {
  public:
-  // Computes the layout for one sequence. dense: every query tile of the longest sequence has a
-  // slot. Used for packed tensors, whose lengths the host does not know. seqlen_q and seqlen_k: of
-  // this sequence. longest_q: of all sequences.
+  // Computes the layout for one sequence with seqlen_q queries and seqlen_k keys. dense: every
+  // query tile of the longest sequence, which has longest_q queries, has a slot. This is used for
+  // packed tensors, because the host does not know the lengths of their sequences.
   template <class Mask>  // MaskBand on the host, MaskParams in kernels
   FLASH_DIST_HOST_DEVICE DsLayout(const Mask& mask, int seqlen_q, int seqlen_k, bool dense,
                                   int longest_q)

@@ -2,7 +2,7 @@
 // The largest fp16 number is 65504, so dS would overflow long before dQ and dK, which sum
 // softmax_scale * dS. A power of two is exact unless the result is subnormal. With 1 / 4 the
 // gradients of a small dO (1e-3) are as accurate as torch's in fp16; with 1 / 8 they are not. delta
-// is scaled, too. dQ and dK are scaled back.
+// has the same factor. dQ and dK are divided by it.
 #pragma once
 
 #include <cmath>

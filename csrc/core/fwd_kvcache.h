@@ -1,5 +1,5 @@
-// Arguments of a forward that returns the same bits as attention to a cache. Plain and packed
-// tensors count as a cache, too.
+// Arguments of a forward that returns the same bits as attention to a cache. It reads keys and
+// values from a cache, or from plain or packed tensors, which CacheParams can describe too.
 #pragma once
 
 #include "core/decode.h"
@@ -10,7 +10,7 @@ struct FwdKvcacheCall {
   FwdParams params;  // packing describes only the queries
   CacheParams cache;
   unsigned* tickets;  // see FwdCall::tickets
-  float4* parked;     // parked_bytes() bytes; null: none
+  float4* parked;     // O of each block's query tile, parked_bytes() bytes; null if 0 bytes
 };
 
 // From this many value columns on, O of a query tile does not fit in shared memory beside K and V.

@@ -36,8 +36,8 @@ __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const FwdParams
   add_bias<T, false, Put, PAIRS>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
 }
 
-// Returns the place of a warp's weights. row0: the warp's first query in the tile. key0: its first
-// key.
+// Returns the position of a warp's P for dropout. row0: the warp's first query in the tile. key0:
+// the warp's first key.
 __device__ __forceinline__ DropoutPlace dropout_place(const FwdParams& p, int block_m, int row0,
                                                       int key0) {
   const FwdBlock again(p, block_m);
@@ -45,8 +45,8 @@ __device__ __forceinline__ DropoutPlace dropout_place(const FwdParams& p, int bl
 }
 
 // Applies soft cap, ALiBi, the bias (fp32 only) and the mask to a warp's scores S = Q @ K(j).T.
-// row0, key: the warp's first query and first key in the tile. ALWAYS: also called for blocks
-// without a mask.
+// row0, key: the warp's first query and first key in the tile. ALWAYS: the caller also passes key
+// blocks that need no mask.
 template <Tanh TANH, class T, bool ALWAYS, template <int, int> class Work, int BLOCK_M, int BLOCK_N,
           int MT, int NT>
 __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const FwdParams& p,

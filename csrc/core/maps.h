@@ -1,5 +1,5 @@
-// The tensor maps through which TMA accesses the tensors of a call. Each launch makes its maps, at
-// 0.1 us each. The first launch looks up the driver function that makes them.
+// The tensor maps through which TMA accesses the tensors of a call. Each launch makes its own maps,
+// which takes 0.1 us per map. The first launch looks up the driver function that makes maps.
 #pragma once
 
 #include <cuda.h>

@@ -1,6 +1,6 @@
 // Finds the keys that a query, or a few queries together, see. Fully masked tiles are skipped, and
-// fully visible tiles need no test. In the other tiles each score is tested against words of 32
-// bits, one per key.
+// fully visible tiles need no test. In the other tiles, scores are tested against 32-bit words with
+// one bit per key.
 //
 // The kind of mask is a run-time value, tested once per tile, never per element.
 #pragma once
@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t bit_span(int begin, int end) {
   return from(begin) & ~from(end);
 }
 
-// The key ranges of some queries: least and greatest begin, least and greatest end.
+// Bounds of the key ranges [begin, end) of some queries.
 struct KeyRange {
   int begin_min, begin_max, end_min, end_max;
 
@@ -89,7 +89,8 @@ struct Mask : MaskPlace {
     int4 all = tiles[row0 / MASK_TILE];
     for (int m = row0 / MASK_TILE + 1; m <= last / MASK_TILE; ++m) {
       const int4 one = tiles[m];
-      // An empty tile is (0, 0, 0, 0). It extends no range, but its end of 0 makes covers() false.
+      // A query tile without visible keys is (0, 0, 0, 0). It must not lower begin_min, but its
+      // end_min of 0 makes covers() false.
       if (one.w > 0) {
         all.x = all.w > 0 ? min(all.x, one.x) : one.x;
         all.w = max(all.w, one.w);
@@ -116,7 +117,7 @@ struct Mask : MaskPlace {
 };
 
 // Sets masked scores of a warp to -inf. S has MT * 16 queries from row0 on and NT * 8 keys from
-// key0 on. The keys are whole aligned words of 32 keys, or part of one.
+// key0 on. The keys fill words of 32 aligned keys, or all lie in the same word.
 template <int MT, int NT>
 __device__ __forceinline__ void apply_mask(Accumulator<MT, NT>& s, const Mask& mask, int row0,
                                            int key0, int code) {

@@ -1,5 +1,5 @@
-// The largest score of a query head: one number in memory, which the warps raise by atomic maxima
-// in any order. NaN counts as larger than every number.
+// The largest score of a query head: one float in memory, which warps raise by atomic maxima in any
+// order. NaN counts as larger than every number.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@ namespace flash_dist {
 struct MaxLogitParams {
   FwdParams p;
   float* max_logit;  // [num_heads_q], over all batch entries; -inf before the launch
-  bool few_alone;    // packed: only the sequences of few queries on many keys
+  bool few_alone;    // packed: only sequences of few queries on many keys count
 };
 
 // Parameters of the launch of a forward that also finds the largest scores.

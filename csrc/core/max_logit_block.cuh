@@ -40,7 +40,7 @@ struct AnyMaxLogitConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
 // The work tile of a block.
 template <int BLOCK_M, int BLOCK_N>
 struct MaxLogitWork {
-  int row0;  // first query
+  int row0;  // first query of the block
   MaskPlace place;
   float slope;  // ALiBi slope
   KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
@@ -73,7 +73,7 @@ struct MaxLogit {
   const RowSpan keys;
   const uint32_t stages;
   const int warp_row0;
-  const int steps;  // steps per block of keys
+  const int steps;  // steps per key block
 
   __device__ __forceinline__ MaxLogit(const FwdParams& params, typename Config::Smem& smem,
                                       const FwdBlock& block, const Sequence& sequence,
@@ -100,7 +100,7 @@ struct MaxLogit {
   struct Copies {
     OperandCopy<Config, BLOCK_M, COLUMNS> q;
     OperandCopy<Config, BLOCK_N, COLUMNS> k;
-    int j, step;    // block of keys, and columns, of the next step
+    int j, step;    // next step: its key block, and its index among the steps of this key block
     bool copies_q;  // whether this step copies Q
   };
 
@@ -121,7 +121,7 @@ struct MaxLogit {
     copies.k.land(k_tile(stage));
   }
 
-  // Adds the columns of one step to the scores of block j of keys.
+  // Adds the products over the columns of one step to the scores of key block j.
   __device__ __forceinline__ void add(Scores& s, int j, int step, int stage) const {
     if (step == 0) {
       s.clear();
@@ -132,7 +132,7 @@ struct MaxLogit {
     Products::multiply(s, q_tile(stage), warp_row0, k_tile(stage));
   }
 
-  // Compares the scores of block j with the largest of each row of this lane.
+  // Raises `top`, the largest score of each of the lane's rows, to the scores of key block j.
   __device__ __forceinline__ void compare(float (&top)[MT][2], Scores& s, int j) const {
     if (p.scores.has_score_mod || !work.blocks.is_full(j)) {
       modify_and_mask<sizeof(E) == 2 ? Tanh::FAST : Tanh::EXACT, T, false>(s, p, work, warp_row0,

@@ -20,7 +20,7 @@ constexpr bool is_fp32(Dtype dtype) { return dtype == Dtype::FP32 || dtype == Dt
 // one head per group. A packed tensor [tokens, num_heads_kv, group, head_dim] has batch stride 0.
 struct View {
   void* data;
-  int64_t batch;  // strides
+  int64_t batch;  // strides of the axes before the last
   int64_t row;
   int64_t head_kv;
   int64_t head_group;
@@ -30,20 +30,20 @@ struct View {
 // one block per query tile would leave multiprocessors idle.
 //
 // Up to 16 queries leave most of a 128-row tile empty, and 64 queries fill half. On an H200, one
-// sequence of 64 queries and 16384 keys, 16 heads, reaches 0.53 of the best peer's speed when split
-// over the keys, and 0.28 with one block per query tile. Eight such sequences, which fill the GPU,
-// reach 0.41 when split.
+// sequence of 64 queries, 16384 keys and 16 heads reaches 0.53 of the fastest baseline's speed when
+// split over the keys, and 0.28 with one block per query tile. Eight such sequences, which fill the
+// GPU, reach 0.41 when split.
 constexpr int FEW_QUERIES = 16, MANY_KEYS = 1024;
 constexpr int MORE_QUERIES = 64, MORE_KEYS = 16384;
 
-// NOTE: must depend on this sequence's lengths only. Otherwise the bits of a sequence would depend
-// on its batch.
+// NOTE: the result must depend only on this sequence's lengths. Otherwise the bits of a sequence
+// would depend on its batch.
 FLASH_DIST_HOST_DEVICE inline bool is_few_queries(int seqlen_q, int seqlen_k) {
   return seqlen_q <= (seqlen_k >= MORE_KEYS ? MORE_QUERIES : FEW_QUERIES) && seqlen_k >= MANY_KEYS;
 }
 
-// Codes of a list entry, for a tile of 64 queries and 64 keys. A code >= 0 is the index of its
-// bits.
+// Codes of a tile of 64 queries and 64 keys in a list entry. A code >= 0 is the index of the tile's
+// bits in MaskParams::bits.
 constexpr int TILE_FULL = -1;
 constexpr int TILE_EMPTY = -2;
 constexpr int TILE_ROWS = -3;  // test each query's key range
@@ -52,18 +52,18 @@ constexpr int TILE_ROWS = -3;  // test each query's key range
 // entries [begin[i], begin[i + 1]), ascending.
 struct TileList {
   const int* begin;  // [batches * heads * lines + 1]
-  // {tile on the other axis, code of the first 64, code of the second 64, 0}. For lines of 128 keys
-  // the last number is 2 * (number of later lines with the same tile) + (1 if no earlier line has
-  // this tile).
+  // {tile on the other axis, code for the line's first 64, code for its second 64 queries or keys,
+  // 0}. For lines of 128 keys the last element is 2 * (number of later lines with the same tile) +
+  // (1 if no earlier line has this tile).
   const int4* entries;
-  const int2* slots;  // dS slots of the two tiles; -1: not stored
+  const int2* slots;  // per entry: dS slots of the line's two tiles; -1: not stored
 };
 
-// One mask. flash_dist/masks/plan.py makes the arrays, with axes [batches, heads, ...]: batches and
-// heads are 1 or those of the call. plane(batch, head) indexes them.
+// The mask of a call. flash_dist/masks/plan.py makes the arrays, with axes [batches, heads, ...],
+// where batches and heads are 1 or those of the call. `plane` is the index on these two axes.
 //
-// NOTE: not derived from MaskBand, although it starts with the same fields: nvcc would compile the
-// backward to other machine code.
+// NOTE: MaskParams starts with the fields of MaskBand, but is not derived from it: nvcc would then
+// compile the backward to other machine code.
 struct MaskParams {
   MaskKind kind;
   int left, right;                // BAND
@@ -82,9 +82,9 @@ struct MaskParams {
 
 inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, p.bottom_right}; }
 
-// The largest soft cap that c * tanh(x) = c * (1 - 2 / (1 + e^2x)) serves: its error, c * 2^-23, is
-// small enough for 16-bit operands. Larger caps need tanh_near(), which only the general families
-// have.
+// The largest soft cap c for which kernels may compute c * tanh(x) as c * (1 - 2 / (1 + e^2x)): the
+// error, c * 2^-23, is small enough for 16-bit operands. Larger caps need tanh_near(), which only
+// the general families have.
 constexpr float FAST_CAP = 100.0f;
 
 // Within these limits of scale / cap, the powers in the polynomial of sm90/score_mod.cuh are normal
@@ -103,13 +103,13 @@ struct ScoreParams {
   float per_cap;       // 1 / softcap, 0 without one
 };
 
-// Numbers added to the scores, see core/bias.cuh: [1 or batch, 1 or num_heads_q, seqlen_q,
-// seqlen_k]. Strides are in elements, 0 along broadcast axes. All packed documents share them.
+// The bias that is added to the scores, see core/bias.cuh: [1 or batch, 1 or num_heads_q, seqlen_q,
+// seqlen_k]. Strides are in elements, 0 along broadcast axes. All packed documents share one bias.
 struct BiasParams {
   const void* data;  // null: none
   int64_t batch, head, row, key;
-  int is_fp32;   // else the dtype of q
-  int in_pairs;  // keys 2i and 2i + 1 are adjacent and aligned to a pair
+  int is_fp32;   // 1: fp32; 0: the dtype of q
+  int in_pairs;  // 1: the bias of keys 2i and 2i + 1 can be loaded at once
   float factor;  // 1 / softmax_scale; filled in at the call
 };
 
@@ -120,9 +120,9 @@ struct DropoutParams {
   float scale;               // factor of kept weights: 1 / the kept fraction
 };
 
-// Locates the rows of a batch entry. Null pointers for tensors with a batch axis, whose entries all
-// have the full length. NOTE: nobody has checked the contents of the arrays. Only core/sequence.cuh
-// reads them.
+// Locates the rows of a batch entry. The pointers are null for tensors with a batch axis, whose
+// entries all have the full length. NOTE: the contents of the arrays are unchecked. Only
+// core/sequence.cuh reads them.
 struct Packing {
   const int* cu_seqlens_q;  // [batch + 1]
   const int* cu_seqlens_k;
@@ -154,7 +154,7 @@ struct FwdParams {
   float softmax_scale;
   Packing packing;
   MaskParams mask;
-  BlockOrder order;  // this and the following: filled in at the launch
+  BlockOrder order;  // order, by_num_heads_q and by_group are filled in at the launch
   Divisor by_num_heads_q, by_group;
   ScoreParams scores;
   const float* sinks;  // [num_heads_q]: an extra logit per row, without a value; null: none
@@ -162,8 +162,8 @@ struct FwdParams {
   BiasParams bias;     // set by the caller
 };
 
-// NOTE: a derived struct, because a new member of FwdParams would change the arguments of kernels
-// without dropout.
+// NOTE: `dropout` is in a derived struct, because a new member of FwdParams would change the
+// arguments of kernels without dropout.
 struct FwdDropoutParams : FwdParams {
   DropoutParams dropout;
 };
@@ -179,10 +179,10 @@ using FwdDropoutCall = FwdCallOf<FwdDropoutParams>;
 
 struct DeltaParams {
   View out, dout;     // [batch, seqlen_q, num_heads_kv, group, head_dim_v]
-  const float* lse;   // as FwdParams::lse
-  const float* dlse;  // as lse, or null
-  float* lse_log2;    // rows of statistics, core/sequence.cuh; +inf: no key, or padding
-  float* delta;       // as lse_log2, times DS_SCALE; 0 for padding
+  const float* lse;   // see FwdParams::lse
+  const float* dlse;  // same shape as lse, or null
+  float* lse_log2;    // lse in base 2, rows as in core/sequence.cuh; +inf: no key, or padding
+  float* delta;       // same rows as lse_log2; times DS_SCALE; 0 for padding
   View dq, dk, dv;    // packed: only uncovered rows are written here
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
   int total_q, total_k;
@@ -191,22 +191,22 @@ struct DeltaParams {
   Packing packing;
   Divisor by_tiles, by_num_heads_q, by_group;  // filled in at the launch
   const float* sinks;                          // see FwdParams::sinks
-  float* dsinks;                               // as lse: part of the gradient of its head's sink
+  float* dsinks;                               // shape of lse: terms of the gradient of the sinks
   int* dq_turns;                               // null, or BwdParams::dq_turns, to be set to 0
   int64_t turns;                               // length of dq_turns
 };
 
-// One chunk of the backward: units [unit_begin, unit_begin + units) of (batch, kv head), and the
-// key tiles [key_begin, key_end) of each batch entry. A unit has all query heads of its group. A
-// query chunk has some query heads of each split; seqlen_q and all pointers to query rows are then
-// those of the chunk.
+// One chunk of the backward: the units [unit_begin, unit_begin + units), which are (batch, kv head)
+// pairs, and the keys [key_begin, key_end) of each unit. A unit has all query heads of its group. A
+// query chunk has some query heads of each group split; seqlen_q and all pointers to query rows are
+// then those of the chunk.
 struct BwdParams {
   View q, k, v, dout;
   View dq, dk, dv;
   const float* lse_log2;  // rows of statistics, [num_heads_q or batch * num_heads_q, rows_padded]
   const float* delta;
   void* ds;           // spilled dS tiles of this chunk, see core/ds_layout.h; null: not stored
-  float* dq_accum;    // [units, group, seqlen_q padded to 128, head_dim] between key chunks
+  float* dq_accum;    // sums of dQ [units, group, seqlen_q padded to 128, head_dim]; null: not kept
   float* dk_partial;  // [rows as in sum_rows, head_dim] or null
   float* dv_partial;  // as dk_partial, with head_dim_v columns
   int64_t ds_tiles_per_head;
@@ -215,26 +215,26 @@ struct BwdParams {
   int head_dim, head_dim_v;
   int rows_padded;
   int unit_begin, units;
-  int key_begin, key_end;  // keys, multiples of the key tile (key_end may be seqlen_k)
+  int key_begin, key_end;  // multiples of the key tile; key_end may also be seqlen_k
   int group_split;
-  int dq_first, dq_last;  // first key chunk: starts dq_accum; last: writes dq
+  int dq_first, dq_last;  // first key chunk: starts dq_accum; last key chunk: writes dq
   int heads_together;     // see core/schedule.cuh
   float softmax_scale;
   Packing packing;
   MaskParams mask;
-  BlockOrder order;  // this and the following: filled in at the launch
+  BlockOrder order;  // order and the divisors are filled in at the launch
   Divisor by_num_heads_kv, by_members, by_group_split;
-  float* normalizers;  // fp32 factor of P per statistics row; written by dQ, read by dK/dV
-  // For blocks that add to dQ one after the other, in dq_accum: the tile scheduler's counter, then
-  // a semaphore per tile of 64 queries, all 0 at the launch. Else null.
+  float* normalizers;  // fp32: factor of P per statistics row, from the dQ kernel to dK/dV
+  // For the fused kernel, whose blocks add to dq_accum one after the other: the tile scheduler's
+  // counter, then a semaphore per tile of 64 queries, all 0 at the launch. Otherwise null.
   int* dq_turns;
   ScoreParams scores;
   SumRows sum_rows;
-  int member_begin, members;  // query heads of each split, counted from its first head
-  int sums_first, sums_last;  // first query chunk: starts dK and dV; last: writes them
+  int member_begin, members;  // chunk's query heads, counted from the first head of a group split
+  int sums_first, sums_last;  // first query chunk: starts dK, dV; last query chunk: writes them
   bool batch_invariant;       // results must not depend on the other sequences of the batch
-  bool first_keys_first;      // order in which blocks add to dQ; not with lists of tiles
-  bool stores_ds;             // dK/dV may store dS
+  bool first_keys_first;      // blocks add to dQ in ascending key order; never for lists of tiles
+  bool stores_ds;             // the dK/dV kernel may store dS
   int query_split;            // blocks that share the queries of each group split
   int64_t stripe_rows;        // rows between the dK and dV sums of two query splits
   BiasParams bias;            // set by the caller
@@ -244,10 +244,10 @@ struct BwdDropoutParams : BwdParams {
   DropoutParams dropout;
 };
 
-// A backward that also computes delta.
+// Arguments of the backward kernel for short sequences, which also computes delta.
 struct WholeParams {
   BwdParams p;
-  View out;  // as in DeltaParams, like the pointers below
+  View out;  // out, lse and dlse: see DeltaParams
   const float* lse;
   const float* dlse;  // or null
 };
@@ -258,8 +258,8 @@ constexpr int BIAS_TILE = 64;
 struct BiasGradientParams {
   BwdParams p;
   float* parts;                  // [splits, batches, heads, queries or tiles, keys or tiles]
-  int batches, heads;            // of the bias: 1 if broadcast
-  int visits;                    // (batch entry, query head) pairs that may share an element
+  int batches, heads;            // sizes of the bias; 1 if broadcast
+  int visits;                    // (batch entry, query head) pairs per element of the bias
   int splits;                    // blocks that share the visits of a tile
   int query_tiles, key_tiles;    // filled in at the launch
   bool sums_queries, sums_keys;  // axes along which the bias is broadcast

@@ -6,9 +6,9 @@
 
 namespace flash_dist {
 
-// fetch(i, stage) starts the copies of item i. land(stage) stores what fetch() left in registers
-// (before sm_80 only). compute(i, stage) uses the item. The caller has already fetched and landed
-// whatever else item 0 needs.
+// fetch(i, stage) starts the copies of item i. land(stage) stores the data that fetch() left in
+// registers (before sm_80 only). compute(i, stage) uses the item. The caller must already have
+// fetched and landed the data that all items use, such as Q.
 template <class Target, int STAGES, class Fetch, class Land, class Compute>
 __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, Compute compute) {
   constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;

@@ -35,8 +35,8 @@ inline BlockOrder make_order(int64_t tiles, int64_t groups, int width) {
           static_cast<int>(groups / width)};
 }
 
-// Launches a grid of `groups` groups of `tiles` blocks. all: the kernel's parameters, either p or a
-// struct that contains p.
+// Launches a grid of `groups` groups of `tiles` blocks. all: the kernel's parameters, either p
+// itself or a struct that contains p.
 template <class Config, class Params, class Grid, class All>
 cudaError_t launch_in_order(const void* kernel, Params& p, const Grid& grid, const All& all,
                             cudaStream_t stream) {

@@ -13,9 +13,9 @@
 
 namespace flash_dist {
 
-// FAST: error 2^-23, on the special-function unit. Good enough for 16-bit operands under a cap up
-// to FAST_CAP, whose rounding error is larger. EXACT: for fp32 operands. NONE: for kernels without
-// soft caps.
+// FAST: error 2^-23, on the special-function unit. With a cap up to FAST_CAP this error is smaller
+// than the rounding of 16-bit operands. EXACT: for fp32 operands. NONE: for kernels without soft
+// caps.
 enum class Tanh { FAST, EXACT, NONE };
 
 // The smallest soft cap c for which apply_score_mod_derivative() is accurate to 2^-20 / c without
@@ -31,8 +31,9 @@ __device__ __forceinline__ float tanh_of(float x) {
 __device__ __forceinline__ float tanh_far(float x) {
   return copysignf(tanh_of<Tanh::FAST>(fabsf(x)), x);
 }
-// tanh(x) with a relative error of 2^-21. Up to |x| = 0.5: x P(x^2), where P is a minimax fit with
-// a relative error of 1.3e-8. Beyond: the FAST formula, as tanh is not small there.
+// tanh(x) with a relative error of 2^-21. For |x| up to 0.5 it is x P(x^2), where P is a minimax
+// fit with a relative error of 1.3e-8. For larger |x| the FAST formula is accurate enough, because
+// tanh is not small there.
 __device__ __forceinline__ float tanh_near(float x) {
   constexpr float TERMS[] = {9.999999866e-01f, -3.333306541e-01f, 1.332470049e-01f,
                              -5.298106528e-02f, 1.712503569e-02f};
@@ -129,9 +130,9 @@ __device__ __forceinline__ void apply_score_mod_to_both(Accumulator<MT, NT>& s,
   });
 }
 
-// x -> x * ds / d(q . k * scale) under a soft cap. x is dS^T, or the P^T from which dS^T is made.
-// Recovers the scores from P^T: s = ln P + lse. lse_log2(n): lse of query n * 8 + lane % 4 * 2 and
-// of the next one.
+// Multiplies x by the derivative ds / d(q . k * scale) under a soft cap. x is dS^T, or the P^T from
+// which dS^T is computed. Recovers the scores from P^T: s = ln P + lse. lse_log2(n): lse of query
+// n * 8 + lane % 4 * 2 and of the next query.
 template <int MT, int NT, class Lse>
 __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& x,
                                                            const Accumulator<MT, NT>& pt,
@@ -150,7 +151,7 @@ __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& 
           const float s = (log2_of(weight) + (i % 2 == 0 ? lse.x : lse.y)) * LN_2;
           const float distance = fabsf(first + ScorePlace::step<true>(m, n, i));
           const float t = fmaf(at.slope, distance, s) * p.per_cap;
-          // NOTE: s = ln 0 would be infinite, and the gradient is 0 anyway.
+          // NOTE: P = 0 would give s = -inf. x is already 0 there.
           if (weight > 0.0f) x.x[m][n][i] *= fmaf(-t, t, 1.0f);
         }
     }
@@ -171,8 +172,8 @@ __device__ __forceinline__ void join_sink(float sink, float& lse, float& inverse
     inverse = 0.0f;
     return;
   }
-  // NOTE: explicit rounding keeps the compiler from contracting, so that all kernels get the same
-  // bits.
+  // NOTE: explicit rounding keeps the compiler from contracting operations to fma, so that all
+  // kernels get the same bits.
   const float keys = expf(__fsub_rn(lse, top));
   const float sum = __fadd_rn(keys, expf(__fsub_rn(sink, top)));
   lse = __fadd_rn(top, logf(sum));

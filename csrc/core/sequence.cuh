@@ -8,11 +8,11 @@ namespace flash_dist {
 
 constexpr int STATISTICS_ALIGNMENT = 128;  // rows; at least the largest query tile
 
-// A document's rows on a packed axis. Nobody has checked cu_seqlens. Whatever it holds, the rows
-// are clamped to the axis and to `longest`, for which grid and workspace were made.
+// A document's rows on a packed axis. The contents of cu_seqlens are unchecked, so the rows are
+// clamped to the axis and to `longest` rows, for which grid and workspace were made.
 struct DocumentRows {
   int begin, length;
-  int next;        // where the next document begins; for the last one, where it should end
+  int next;        // next element of cu_seqlens: first row of the next document, or end of the last
   bool uncovered;  // there are uncovered rows next to this document or after all documents
 
   // Finds the rows of document `number`. documents: the number of documents. If it is 0, document 0
@@ -23,7 +23,7 @@ struct DocumentRows {
         next(on_axis(cu_seqlens[min(number + 1, documents)], total)) {
     length = min(max(next - begin, 0), longest);
     const int last = last_end(cu_seqlens, documents, total);
-    // NOTE: not ||, which would wait for one load before it issues the next.
+    // NOTE: | instead of ||, which would wait for one load before it issues the next.
     uncovered = ((number == 0) & (begin > 0)) | (end() < next) | (last < total);
   }
   __device__ __forceinline__ int end() const { return begin + length; }
@@ -39,8 +39,8 @@ struct DocumentRows {
   }
 };
 
-// True if other kernels compute the sequences of few queries on many keys. Such sequences then have
-// no queries here.
+// True if other kernels compute the sequences of few queries on many keys. Sequence then gives such
+// a sequence no queries.
 template <class Params>
 __device__ __forceinline__ bool leaves_few(const Params&) {
   return false;
@@ -50,7 +50,7 @@ __device__ __forceinline__ bool leaves_few(const FwdParams& p) { return p.leaves
 struct Sequence {
   int q0, k0;  // first rows in the tensors
   int seqlen_q, seqlen_k;
-  bool uncovered_q;  // see DocumentRows
+  bool uncovered_q;  // DocumentRows::uncovered of the queries
 
   __device__ __forceinline__ Sequence(int q, int k, int length_q, int length_k)
       : q0(q), k0(k), seqlen_q(length_q), seqlen_k(length_k), uncovered_q(false) {}

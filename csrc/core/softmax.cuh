@@ -32,11 +32,11 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// How to compute the factor of O and of the sums when a maximum grows. The offset, maximum *
-// scale_log2, is rounded. With scores in the hundreds the rounding changes P by 2^-16, in the same
-// direction for the whole row until the maximum grows again. ROUNDED computes the factor from the
-// rounded offsets, with which P was computed. EXACT computes the factor from the maxima, which is
-// enough for a 16-bit P.
+// How to compute the factor that rescales O and the sums when a row maximum grows. The offset,
+// maximum * scale_log2, is rounded. With scores in the hundreds this rounding changes P by 2^-16,
+// in the same direction for the whole row until the maximum grows again. ROUNDED computes the
+// factor from the rounded offsets, with which P was computed. EXACT computes the factor from the
+// maxima, which is accurate enough for a 16-bit P.
 enum class Offsets { EXACT, ROUNDED };
 
 template <Offsets OFFSETS>
@@ -68,8 +68,8 @@ __device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, Softmax
       const float top = top_of(m, h);
       // NOTE: without a visible key the maximum is still -inf; 0 avoids inf - inf.
       const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
-      // NOTE: the fma would not give exactly 1: it uses the unrounded product, but the offset is
-      // rounded.
+      // NOTE: if the maximum stays, change_of<EXACT>() would not give exactly 0: its fma uses the
+      // unrounded product, but the offset is rounded.
       const bool grew = top != state.row_max[m][h];
       rescale[m][h] =
           grew ? exp2_approx(change_of<OFFSETS>(state.row_max[m][h], scale_log2, offset)) : 1.0f;

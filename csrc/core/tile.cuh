@@ -40,7 +40,7 @@ __host__ __device__ constexpr int lanes_per_row(int chunks, int threads) {
   return lanes;
 }
 
-// The rows of a tile that exist. The others are filled with zeros and not read.
+// The rows of a tile that exist. The tile's other rows are not read, but filled with zeros.
 struct RowSpan {
   int first, end;  // empty if end <= first
 };
@@ -61,7 +61,7 @@ struct TileCopy {
   static constexpr int ROWS_PER_PASS = THREADS / LANES;
   static constexpr int PASSES = (ROWS + ROWS_PER_PASS - 1) / ROWS_PER_PASS;
   static constexpr int CHUNKS_PER_THREAD = Layout::CHUNKS / LANES;
-  static constexpr bool WHOLE = ROWS % ROWS_PER_PASS == 0;  // else some threads skip the last pass
+  static constexpr bool WHOLE = ROWS % ROWS_PER_PASS == 0;  // all threads take part in every pass
   static constexpr bool LATE = LOADS_LATE<Target, HEAD_DIM>;
   static constexpr bool STAGED = !Target::HAS_CP_ASYNC && !LATE;
   static_assert(ROWS_PER_PASS % 8 == 0, "every pass must keep the swizzle phase");
@@ -105,8 +105,8 @@ struct TileCopy {
   }
 
  private:
-  // Calls f(offset in the tile, source, whether the source exists, number) for each chunk of this
-  // thread.
+  // Calls f(offset in the tile, source address, whether the source exists, index) for each chunk of
+  // this thread.
   template <bool ROLLED, class F>
   __device__ __forceinline__ static void each(const Source& source, F f) {
     const int thread = fresh_thread();
@@ -116,8 +116,8 @@ struct TileCopy {
     const uint16_t* src = source.base + row * source.row_stride + lane * 8;
     const int from_first = row - source.rows.first;
     const int rows = max(source.rows.end - source.rows.first, 0);
-    // NOTE: one pointer that advances instead of PASSES pointers, which would occupy 2 * PASSES
-    // registers in the enclosing loop.
+    // NOTE: a single pointer advances, because PASSES pointers would occupy 2 * PASSES registers in
+    // the enclosing loop.
 #pragma unroll(ROLLED ? 1 : PASSES)
     for (int i = 0; i < PASSES; ++i) {
 #pragma unroll

@@ -4,8 +4,8 @@
 //
 // Existing blocks do this before their own work: blocks of the forward write out and lse, blocks of
 // the delta kernel write dq, dk and dv. The delta kernel is launched once and first, and has
-// registers to spare. If every row is covered, the cost is one more load from cu_seqlens, beside
-// the others, and a comparison.
+// registers to spare. If every row is covered, a block spends only one more load from cu_seqlens,
+// which runs at the same time as the other loads, and a comparison.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -33,7 +33,8 @@ __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int nu
     const int begin = part == 0 ? 0 : part == 1 ? own.end() : last;
     const int end = part == 0 ? before : part == 1 ? own.next : total;
     constexpr int ROWS = THREADS / ROW_LANES;
-    const auto rows_of = [&](int64_t shares) {  // below 2^31, so a sum of two does not overflow
+    // The result is below 2^31, so that the sum of two results does not overflow.
+    const auto rows_of = [&](int64_t shares) {
       return static_cast<unsigned>(min(shares * ROWS, int64_t{INT32_MAX}));
     };
     const unsigned step = rows_of(behind_all ? int64_t{max(documents, 1)} * blocks : blocks);
@@ -50,7 +51,8 @@ __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int nu
 template <int ELEMENT_BYTES>
 __device__ __forceinline__ void zero_row(const View& view, int head_kv, int head_in_group, int row,
                                          int columns) {
-  asm volatile("" : "+r"(head_kv), "+r"(head_in_group));  // keep no product of strides in registers
+  // Makes the compiler compute products with strides here, instead of keeping them in registers.
+  asm volatile("" : "+r"(head_kv), "+r"(head_in_group));
   uint8_t* first =
       static_cast<uint8_t*>(view.data) +
       ELEMENT_BYTES * (head_kv * view.head_kv + head_in_group * view.head_group + row * view.row);

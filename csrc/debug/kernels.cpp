@@ -52,7 +52,7 @@ MaskParams Kernels::mask_params() {
 
 at::Tensor Kernels::empty(at::IntArrayRef sizes, at::ScalarType dtype) {
   const at::Tensor t = at::empty(sizes, inputs_.q.options().dtype(dtype));
-  if (dirty_) t.view({-1}).view(at::kByte).fill_(0xFF);  // NaN in every dtype
+  if (dirty_) t.view({-1}).view(at::kByte).fill_(0xFF);  // these bytes are NaN in every dtype
   return t;
 }
 

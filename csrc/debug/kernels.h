@@ -1,4 +1,4 @@
-// Calls our kernels through the C interface, on torch's default stream.
+// Calls the kernels of flash_dist through the C interface, on torch's default stream.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace flash_dist::debug {
 
-// Carries the message of flash_dist_last_error().
+// Error with the message of flash_dist_last_error(), for a call that the library refused.
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -19,7 +19,8 @@ class Kernels {
   // inputs must be on the GPU that `options` names.
   Kernels(const Options& options, const Inputs& inputs);
 
-  // Fills new tensors with NaN, to detect what a kernel does not write or reads too early.
+  // If `dirty`, new tensors are filled with NaN, to detect elements that a kernel does not write, or
+  // reads too early.
   void set_dirty(bool dirty) { dirty_ = dirty; }
 
   void forward(Outputs& outputs);
@@ -36,7 +37,7 @@ class Kernels {
   const Options& options_;
   const Inputs& inputs_;
   Call call_{};
-  RowArrays arrays_;                // of masks other than bands
+  RowArrays arrays_;                // arrays of the mask, unless it is a band
   std::vector<at::Tensor> on_gpu_;  // copies of arrays_
   MaskParams mask_{};
   at::Tensor workspace_;

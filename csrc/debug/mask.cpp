@@ -16,7 +16,7 @@ Keys band_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k) {
           mask.right < 0 ? seqlen_k : center + mask.right + 1};
 }
 
-// Returns the keys that a query sees: those of its own and of earlier blocks. Position i is in
+// Returns the keys that a query sees: the keys of its block and of earlier blocks. Position i is in
 // block i / ceil(seqlen / blocks).
 Keys block_causal_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k) {
   const int queries = (seqlen_q + mask.blocks - 1) / mask.blocks;
@@ -24,7 +24,7 @@ Keys block_causal_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k) 
   return {0, (query / queries + 1) * keys};
 }
 
-// Appends the tile's line of query_ranges: minima and maxima over the rows that exist.
+// Appends the tile's element of query_ranges: minima and maxima over the rows that exist.
 void append_query_range(std::vector<int>& ranges, const std::vector<int>& rows, int tile,
                         int seqlen_q, int seqlen_k) {
   int least_begin = seqlen_k, greatest_begin = 0, least_end = seqlen_k, greatest_end = 0;
@@ -40,7 +40,7 @@ void append_query_range(std::vector<int>& ranges, const std::vector<int>& rows, 
     least_end = std::min(least_end, end);
     greatest_end = std::max(greatest_end, end);
   }
-  if (some_empty) greatest_begin = least_end = 0;  // so no tile counts as full
+  if (some_empty) greatest_begin = least_end = 0;  // so that KeyRange::covers() is false
   if (greatest_end == 0) least_begin = 0;
   ranges.insert(ranges.end(), {least_begin, greatest_begin, least_end, greatest_end});
 }

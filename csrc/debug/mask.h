@@ -24,7 +24,7 @@ struct Keys {
 
 Keys visible_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k);
 
-// The arrays of MaskParams (params.h) for MaskKind::ROWS. One plane serves all batch entries and
+// The arrays of MaskParams (params.h) for MaskKind::ROWS, with one plane for all batch entries and
 // heads.
 struct RowArrays {
   std::vector<int> rows;          // [query_tiles * 64, 2]

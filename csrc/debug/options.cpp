@@ -86,7 +86,7 @@ Mask parse_mask(const std::string& text) {
 
 struct Option {
   const char* name;
-  const char* value;  // placeholder in the help; null: a flag
+  const char* value;  // placeholder of the value in the help; null: the option takes no value
   const char* help;
   std::function<void(Options&, const std::string&)> set;
 };

@@ -2,8 +2,8 @@
 //
 //   g++ -std=c++17 -I csrc -I flash_dist/toolkit -I GENERATED csrc/debug/plans.cpp csrc/host/plan.cpp
 //
-// The generator writes its headers into GENERATED. This needs no CUDA, so the host's decisions that
-// affect bits can be inspected and compared anywhere.
+// The generator writes its headers into GENERATED. This program needs no CUDA, so host decisions
+// that affect bits can be inspected and compared on any machine.
 #include <cstdint>
 #include <iostream>
 #include <sstream>

@@ -21,7 +21,8 @@ void attend(const Head& h, const at::Tensor& hidden, double softmax_scale, bool 
   const at::Tensor scores = h.q.mm(h.k.t()).mul_(softmax_scale).masked_fill_(hidden, -INFINITE);
   const at::Tensor lse = at::logsumexp(scores, {-1});
   h.lse.copy_(lse);
-  const at::Tensor finite = lse.masked_fill(lse.eq(-INFINITE), 0);  // no inf - inf without keys
+  // Avoids inf - inf in rows without keys.
+  const at::Tensor finite = lse.masked_fill(lse.eq(-INFINITE), 0);
   const at::Tensor p = scores.sub(finite.unsqueeze(-1)).exp_();
   h.out.copy_(p.mm(h.v));
   if (forward_only) return;
@@ -32,7 +33,7 @@ void attend(const Head& h, const at::Tensor& hidden, double softmax_scale, bool 
   h.dv_sum.add_(p.t().mm(h.dout));
 }
 
-// Describes the first element whose flag is set. At least one must be.
+// Describes the first element whose flag is set. At least one flag must be set.
 std::string describe_first(const std::string& name, const at::Tensor& flags,
                            const at::Tensor& value, const at::Tensor& expected) {
   const int64_t flat = flags.flatten().nonzero()[0].item<int64_t>();

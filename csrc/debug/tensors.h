@@ -31,7 +31,7 @@ inline constexpr Named OUTPUTS[] = {{"out", &Outputs::out},
                                     {"dk", &Outputs::dk},
                                     {"dv", &Outputs::dv}};
 
-// Draws the inputs. These are the numbers that this Python program draws on the CPU:
+// Draws the inputs. They are the same as those of this Python program on the CPU:
 //
 //   torch.manual_seed(seed)
 //   q, k, v, dout = (torch.randn(shape).to(dtype) for shape in (q_shape, k_shape, ...))

@@ -1,4 +1,4 @@
-// A product over some columns of a long head_dim, in fp32.
+// A matrix product over some columns of a long head_dim, in fp32.
 #pragma once
 
 #include "f32/product.cuh"

@@ -31,8 +31,8 @@ struct FloatRows : SwizzledRows<2 * HEAD_DIM> {
   using Base = SwizzledRows<2 * HEAD_DIM>;
   static_assert(Base::CHUNKS % 8 == 0, "the products rely on a phase of row % 8");
 
-  // Address of a row and a column. row must be a multiple of 8 and column of 32, which keeps the
-  // phase.
+  // Address of a row and a column. row must be a multiple of 8 and column a multiple of 32, so that
+  // the swizzle phase stays the same.
   __device__ __forceinline__ static uint32_t at(uint32_t tile, int row, int column) {
     return tile + row * Base::ROW_BYTES + column * 4;
   }
@@ -49,8 +49,8 @@ struct TensorProduct {
   // c += A @ B^T over SUM_COLUMNS columns.
   template <int HEAD_DIM, int UNROLL, Queries QUERIES, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
-    // Addresses as in Operand::a, b and b_8: a step of 16 halves there is one of 8 floats here.
-    // Recomputed to leave the registers to the accumulators.
+    // Addresses as in Operand::a, b and b_8, where a step has 16 16-bit elements and here 8 floats.
+    // They are recomputed, to leave the registers to the accumulators.
     constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
     using Floats = Operand<2 * HEAD_DIM>;
     const int lane = fresh_thread() % 32;

@@ -21,8 +21,8 @@ inline KernelKey make_key(Role role, Dtype dtype, const KernelSize& columns) {
   return {role, {static_cast<int>(dtype), columns.head_dim, columns.head_dim_v}};
 }
 
-// The variant's columns: of q and k, and of v and out. Kernels with only one tensor have both
-// equal.
+// The variant's columns: of q and k, and of v and out. Both are equal in kernels that read only one
+// of these tensors.
 inline KernelSize size_of(const Variant& v) {
   return {v.values[HEAD_DIM_AXIS], v.values[HEAD_DIM_V_AXIS]};
 }
@@ -31,7 +31,8 @@ constexpr int64_t BUDGET_NOW = -1;
 constexpr int64_t DEFAULT_BUDGET_MB = 1536;  // same value in flash_dist/kernels/budget.py
 
 // Returns the budget in bytes. A compiled graph stores its arguments, so it passes BUDGET_NOW, and
-// FLASH_DIST_WORKSPACE_MB is read here. flash_dist/kernels/budget.py reads it for other callers.
+// this function reads FLASH_DIST_WORKSPACE_MB. flash_dist/kernels/budget.py reads the variable for
+// other callers.
 inline int64_t read_budget(int64_t budget) {
   if (budget >= 0) return budget;
   if (budget != BUDGET_NOW) {
@@ -54,7 +55,7 @@ inline int64_t read_budget(int64_t budget) {
   return megabytes << 20;
 }
 
-constexpr int64_t ALIGNMENT = 256;  // bytes; of workspace and of its parts
+constexpr int64_t ALIGNMENT = 256;  // of the workspace and of its parts, in bytes
 
 inline int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 

@@ -24,8 +24,9 @@ struct BwdOptions {
 }  // namespace flash_dist
 
 // Computes out and lse. All pointers are memory of call->device. The caller sets views, lse, sizes,
-// softmax_scale, packing, mask, sinks, and the fields of scores above "filled in at the call". This
-// function fills in the other fields. allocate may be null: no workspace, slower for large calls.
+// softmax_scale, packing, mask, sinks, bias, and the fields of scores above "Filled in at the
+// call". This function fills in the other fields. allocate may be null: the call then uses no
+// workspace, which is slower for large calls.
 KERNEL_API int flash_dist_fwd(const flash_dist::Call* call, const flash_dist::FwdParams* params,
                               flash_dist::Allocate allocate, void* context);
 
@@ -48,16 +49,16 @@ KERNEL_API int flash_dist_fwd_as_cache(const flash_dist::Call* call,
                                        flash_dist::Allocate allocate, void* context);
 
 // Computes dq, dk and dv. The caller sets in delta: views of out and dout, lse, dlse, sinks,
-// dsinks. The caller sets in grads: views, sizes, softmax_scale, packing, mask, and scores as
-// above. This function fills in the other fields. allocate must not be null.
+// dsinks. The caller sets in grads: views, sizes, softmax_scale, packing, mask, bias, and scores as
+// for flash_dist_fwd. This function fills in the other fields. allocate must not be null.
 KERNEL_API int flash_dist_bwd(const flash_dist::Call* call, const flash_dist::DeltaParams* delta,
                               const flash_dist::BwdParams* grads,
                               const flash_dist::BwdOptions* options, flash_dist::Allocate allocate,
                               void* context);
 
-// Computes partial sums of the gradient of a bias, one per block. delta: as above. The caller sets
-// in gradient: `parts`, batches, heads, splits, sums_queries, sums_keys. In gradient.p the caller
-// sets the bias, and the same fields as in `grads` above without dq, dk and dv.
+// Computes partial sums of the gradient of a bias, one per block. delta: as for flash_dist_bwd. The
+// caller sets in gradient: `parts`, batches, heads, splits, sums_queries, sums_keys. In gradient.p
+// the caller sets the same fields as in `grads` of flash_dist_bwd, without dq, dk and dv.
 KERNEL_API int flash_dist_bias_gradient(const flash_dist::Call* call,
                                         const flash_dist::DeltaParams* delta,
                                         const flash_dist::BiasGradientDropoutParams* gradient,

@@ -1,10 +1,10 @@
 // Splits long sequences into query x key chunks, and estimates their cost.
 //
-// A grid of chunks covers some units. A key chunk has as many keys as fill one to MOST_WAVES waves
-// of dK/dV blocks. A query chunk has as many queries as the rest of the budget allows. Fully masked
-// chunks are left out. There are two orders. With keys_first, all query chunks of a key chunk run
-// in a row: memory holds dK and dV of one key chunk, but dQ of all queries. Otherwise all key
-// chunks of a query chunk run in a row.
+// A grid of chunks covers some units, which are (batch, kv head) pairs. A key chunk has as many
+// keys as fill one to MOST_WAVES waves of dK/dV blocks. A query chunk has as many queries as the
+// rest of the budget allows. Fully masked chunks are left out. There are two orders. With
+// keys_first, all query chunks of a key chunk run in a row: memory holds dK and dV of one key
+// chunk, but dQ of all queries. Otherwise all key chunks of a query chunk run in a row.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,9 @@ constexpr int64_t MOST_WAVES = 4;
 // Chunks with fewer query tiles would spend more time to load and store dK and dV than they save by
 // storing dS.
 constexpr int64_t LEAST_QUERY_TILES = 32;
-// The cost of a block besides its tiles, in tiles. BLOCK_OVERHEAD is for its own operands. Loading
-// and storing its sums costs one tile per DKDV_COLUMNS columns. For dQ, whose kernel is bound by
-// memory, it is one tile per DQ_COLUMNS columns.
+// The fixed cost of a block, in tiles. Its own operands cost BLOCK_OVERHEAD tiles. Loading and
+// storing its sums costs one tile per DKDV_COLUMNS columns, or one tile per DQ_COLUMNS columns for
+// the dQ kernel, which is bound by memory.
 constexpr int64_t BLOCK_OVERHEAD = 6;
 constexpr int64_t DKDV_COLUMNS = 64;
 constexpr int64_t DQ_COLUMNS = 16;
@@ -65,7 +65,7 @@ class ChunkPlanner : PlanGrid {
     return true;
   }
 
-  // Estimated time of a band's chunks, in products of one query and one key per multiprocessor.
+  // Estimated time of a band's chunks. The unit is one (query, key) product per multiprocessor.
   int64_t cost_of(const BwdPlan& plan) const {
     int64_t cost = 0;
     for (const BwdChunk& chunk : plan.chunks) {
@@ -77,16 +77,17 @@ class ChunkPlanner : PlanGrid {
   }
 
  private:
-  // Describes how to cut some units.
+  // A way to cut the queries and keys of some units into chunks.
   struct Cut {
-    int64_t units, steps;    // steps: key steps per chunk
+    int64_t units, steps;    // per chunk: units, and steps of keys
     int64_t members, tiles;  // per chunk: query heads of each split, query tiles of each head
-    bool keys_first;         // run all query chunks of a key chunk in a row, or vice versa
+    bool keys_first;         // all query chunks of a key chunk run in a row; false: vice versa
     int64_t accum, sums_k, sums_v;  // bytes kept between chunks
   };
 
   // Makes chunks whose keys fill `waves` waves, with as many queries as memory allows. Returns
-  // tiles = 0 if that is fewer than LEAST_QUERY_TILES.
+  // tiles = 0 if memory allows fewer than LEAST_QUERY_TILES query tiles, or if that many waves are
+  // impossible.
   Cut make_cut(const BwdPlan& plan, int64_t left, int64_t units, int64_t waves,
                bool keys_first) const {
     const int64_t split = plan.group_split;
@@ -94,7 +95,7 @@ class ChunkPlanner : PlanGrid {
         std::min<int64_t>(waves * resident_ / (blocks(units, 1) * split), key_steps_);
     Cut cut{units, steps, 1, 0, keys_first, 0, 0, 0};
     if (steps == 0 || !fills(plan, units, steps)) return cut;
-    if (split == 1) {  // otherwise the splits' partial sums hold dK and dV
+    if (split == 1) {  // with more splits, their partial sums already hold dK and dV
       const int64_t rows = units * (keys_first ? steps * step_ : int64_t{shape_.seqlen_k});
       cut.sums_k = sizeof(float) * rows * shape_.head_dim;
       cut.sums_v = sizeof(float) * rows * shape_.head_dim_v;
@@ -109,7 +110,7 @@ class ChunkPlanner : PlanGrid {
     if (most < LEAST_QUERY_TILES) return cut;
     cut.members = std::min<int64_t>(std::max<int64_t>(most / all, 1), members(split));
     const int64_t count = most >= all ? 1 : ceil_div(all, most / 2 * 2);
-    cut.tiles = ceil_div(ceil_div(all, count), 2) * 2;  // whole tiles of ROW_PADDING
+    cut.tiles = ceil_div(ceil_div(all, count), 2) * 2;  // a multiple of ROW_PADDING queries
     cut.accum = keys_first ? dq_bytes(units * shape_.group) : dq * cut.tiles * cut.members;
     return cut;
   }
@@ -163,8 +164,9 @@ class ChunkPlanner : PlanGrid {
     return std::max<int64_t>(to - from, 0);
   }
 
-  // Estimated time of `alike` blocks of each length if `resident` blocks run at a time: the longest
-  // sequence of blocks one after the other, but at least the average load.
+  // Estimated time of `alike` blocks of each length, if `resident` blocks run at a time and the
+  // longest start first: the longest series of blocks that run one after the other, but at least
+  // the average load.
   static int64_t longest_sum(std::vector<int64_t>& lengths, int64_t alike, int64_t resident) {
     std::sort(lengths.begin(), lengths.end(), std::greater<int64_t>());
     int64_t total = 0, longest = 0, blocks = 0;
@@ -184,7 +186,7 @@ class ChunkPlanner : PlanGrid {
     const std::vector<bool> wanted = find_visible(cut, key_chunks, of_a_head);
     plan.chunks.clear();
     for (int64_t unit = 0; unit < units; unit += cut.units) {
-      // Last chunk so far of each key chunk and of each query chunk; -1: none.
+      // Index of the latest listed chunk of each key chunk and of each query chunk; -1: none.
       std::vector<int64_t> of_keys(key_chunks, -1), of_queries(query_chunks, -1);
       for (int64_t n = 0; n < key_chunks * query_chunks; ++n) {
         const int64_t i = cut.keys_first ? n / query_chunks : n % key_chunks;

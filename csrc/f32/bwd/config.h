@@ -31,11 +31,12 @@ struct F32DkdvItem {
   int code[2];
 };
 
-// Iterates over the items: for each query head, for each query tile. Used by one thread.
+// Iterates over the items: for each query head, its query tiles in ascending order. Used by one
+// thread.
 template <int BLOCK_M, int BLOCK_N>
 struct F32DkdvCursor {
   static constexpr int PER_TILE = MASK_TILE / BLOCK_M;
-  int head_in_group, i, end;  // i, end: stages of this query head; PER_TILE per query tile
+  int head_in_group, i, end;  // stages [i, end) of this head remain; PER_TILE per query tile
   const int4* entries;
 
   __device__ __forceinline__ void start(const BwdParams& p, const F32DkdvWork& work) {
@@ -94,7 +95,7 @@ struct F32DkdvCursor {
     const Sequence sequence{0, 0, work.seqlen_q, work.seqlen_k};
     return {work.mask(p, head_in_group), ds_layout(p, sequence), work.key0};
   }
-  // Moves to the first item of this query head, or of the next one that has any.
+  // Moves to the first item of this query head, or of the next query head that has items.
   __device__ __forceinline__ void open(const BwdParams& p, const F32DkdvWork& work) {
     for (; head_in_group < work.group_heads_end; ++head_in_group) {
       const QueryBlockIterator<BLOCK_N> query_blocks = iterator_of(p, work, head_in_group);
@@ -127,8 +128,8 @@ struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
     float delta[BLOCK_M];        // must follow lse_log2
     float normalizers[BLOCK_M];  // must follow delta
   };
-  // Item i is stored in items[i % ITEMS], and is needed from the fetch of item i - 1 to that of
-  // item i + 2.
+  // Item i is stored in items[i % ITEMS]. It is needed from the fetch of item i - 1 until the fetch
+  // of item i + 2.
   static constexpr int ITEMS = 4;
   struct Smem {
     alignas(128) float k[BLOCK_N * HEAD_DIM];
@@ -136,7 +137,7 @@ struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
     Stage stage[Plan::STAGES];
     alignas(16) float exchange[SPLIT == 1 ? 4 : WARPS * ROWS * BLOCK_M];
     F32DkdvWork work;
-    F32DkdvCursor<BLOCK_M, BLOCK_N> cursor;  // of thread 0, here to leave registers to dK and dV
+    F32DkdvCursor<BLOCK_M, BLOCK_N> cursor;  // thread 0's; not in registers, which dK and dV need
     F32DkdvItem items[ITEMS];
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

@@ -38,7 +38,7 @@ struct F32Dkdv {
   static constexpr int SLICE = Config::SLICE;
   static constexpr int NT = BLOCK_M / 8;
   using Warp = WarpPlace<Config>;
-  using Scores = Accumulator<1, NT>;  // of the warp's keys and a stage of queries
+  using Scores = Accumulator<1, NT>;  // the warp's keys x a stage of queries
   using Sum = Accumulator<1, SLICE / 8>;
 
   const BwdParams& p;
@@ -79,7 +79,7 @@ struct F32Dkdv {
                                         int s) const {
     const int row0 = item(i).row0;
     const int head_in_group = item(i).head_in_group;
-    const RowSpan rows{0, max(work.seqlen_q - row0, 0)};  // the last stages may start past the end
+    const RowSpan rows{0, max(work.seqlen_q - row0, 0)};  // row0 may be past the last query
     const int64_t row = queries.fetch(p, work, tiles, row0, head_in_group, rows, s);
     normalizers.fetch(normalizers_of(s), p.normalizers + row, rows.end);
     if (threadIdx.x == 0) {
@@ -251,7 +251,7 @@ struct F32Dkdv {
         for (int i = 0; i < 4; ++i) {
           const float t = tanhf(pt.x[0][n][i] * p.scores.scale_inside);
           float& x = dst.x[0][n][i];
-          if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // S of a masked key may be anything
+          if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // S of a masked key may be NaN or infinite
         }
     } else if (p.scores.softcap != 0.0f) {
       apply_score_mod_derivative(dst, pt, p.scores, place(item, warp),

@@ -41,7 +41,7 @@ struct F32DqRecompute {
 
   const BwdParams& p;
   const DqTiles<Config>& tiles;
-  const uint32_t& exchange;  // address of sum_slices()'s exchange
+  const uint32_t& exchange;  // address of the shared memory that sum_slices() uses
   const DqBlock& block;
   const Sequence& sequence;
   const int& head;  // query head
@@ -168,7 +168,7 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
   const Kernel kernel{p, tiles, exchange, block, sequence, head, mask, key_blocks};
   KeyCopies<Config> copies(p, block, sequence, mask.keys_that_exist(block.batch));
   typename Kernel::Statistics lse, delta;
-  typename Kernel::Statistics row_sum = {};  // of P, over this lane's columns
+  typename Kernel::Statistics row_sum = {};  // row sums of P over this lane's columns
   kernel.load_statistics(lse, delta);
   typename Kernel::Sum dq;
   dq.clear();
