@@ -97,7 +97,7 @@ struct ScoreParams {
   const float* alibi;  // slopes [num_heads_q] or [batch, num_heads_q]; null: none
   int alibi_batch;     // num_heads_q, or 0 if all batch entries share the slopes
   // Filled in at the call:
-  int has_score_mod;   // 1 if there is a score modification
+  int has_score_mod;   // 1 if there is a soft cap, ALiBi or a bias
   float scale;         // scale of the softmax: softmax_scale, or 1 after a score modification
   float scale_inside;  // factor of q . k in the score modification
   float per_cap;       // 1 / softcap, 0 without one

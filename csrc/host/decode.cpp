@@ -17,21 +17,21 @@ namespace flash_dist {
 namespace {
 
 constexpr int64_t MAX_KEY_BLOCKS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
-constexpr int FEW_ROWS = 16;                   // rows of a work tile of one mma
-constexpr int MAX_HEAD_DIM = 512;              // with separate values
-constexpr int SPLIT_HEAD_DIM = 256;            // with values in the keys, read as two tensors
+constexpr int FEW_ROWS = 16;                   // rows of a work tile that one mma covers
+constexpr int MAX_HEAD_DIM = 512;              // if the values are a tensor of their own
+constexpr int SPLIT_HEAD_DIM = 256;            // up to here, latent keys are read as K and as V
 constexpr int COMBINE_BLOCKS_PER_SM = 5;       // blocks of the combine kernel
-// Latent keys: P is stored if there are at most this many work tiles and key blocks. The keys of
-// such calls are read twice.
+// Latent keys: P is stored for calls with at most FEW_LATENT_TILES work tiles and FEW_KEY_BLOCKS
+// key blocks. The keys of such calls are read twice.
 constexpr int FEW_LATENT_TILES = 16;
 constexpr int64_t FEW_KEY_BLOCKS = 256;
 static_assert(FEW_LATENT_TILES <= MOST_FEW_TILES);
 constexpr int64_t TILE_ROWS = 64, TILE_WEIGHTS = 64 * 64;  // rows and elements of P per tile
-// With fewer work tiles per split than this, either some splits get several of the longest tiles,
-// or tiles are cut and combined.
+// tiles_differ is set from this many work tiles per split on. With fewer work tiles, either some
+// splits would get several of the longest tiles, or tiles would be cut and combined.
 constexpr int TILES_PER_SPLIT = 3;
-// If tiles are longer than half a group, pairs of blocks need at least one tile per this many
-// multiprocessors.
+// Pairs of blocks compute tiles longer than half a group only if there is at least one tile per
+// FEW_TILES multiprocessors.
 constexpr int FEW_TILES = 6;
 
 template <class Number>
@@ -39,8 +39,8 @@ Number divide_up(Number a, Number b) {
   return (a + b - 1) / b;
 }
 
-// Tells if the kernels for latent keys serve a call: the values are the first columns of the keys.
-// With few columns, the kernels for two tensors read one tensor twice.
+// Tells if a call uses the kernels for latent keys, whose first columns are the values. Latent keys
+// with few columns use the kernels for separate K and V, which read the same tensor twice.
 bool is_latent(const DecodeParams& p) {
   return p.cache.v.data == nullptr && p.head_dim > SPLIT_HEAD_DIM;
 }
@@ -118,8 +118,8 @@ class Decode {
     const int64_t key_blocks = most_key_blocks();
     p_.splits = static_cast<int>(std::min<int64_t>(splits, key_blocks));
     p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tiles() >= TILES_PER_SPLIT * p_.splits;
-    // As many blocks of the combine kernel as fit on the GPU, but at most one for each piece of 32
-    // columns of a row.
+    // The combine kernel gets as many blocks as fit on the GPU, but at most one for each 32 columns
+    // of a row.
     const int64_t combined = std::min<int64_t>(p_.batch * tiles(), p_.splits);
     const int64_t parts =
         std::max<int64_t>(COMBINE_BLOCKS_PER_SM * int64_t{sm_count} / combined, 1);
@@ -130,7 +130,7 @@ class Decode {
 
   int64_t workspace_bytes() const { return stats_bytes_ + out_bytes_ + weights_bytes(); }
 
-  // Tells if there are enough work tiles, so that cutting them would not be faster.
+  // Tells if there are so many work tiles that cutting them would not be faster.
   bool has_whole_tiles() const { return p_.tiles_differ != 0; }
 
   void run(void* workspace) {
@@ -158,7 +158,8 @@ class Decode {
   }
 
   // Tells if two blocks should compute each work tile together: the key blocks of a tile are one
-  // group, and all tiles fit on the GPU at a time. For few long tiles more blocks are faster.
+  // group, and there is at most one tile per multiprocessor. For few long tiles, more than two
+  // blocks per tile are faster.
   bool suits_pairs() const {
     const int64_t key_blocks = longest_key_blocks();
     if (most_rows(p_) > FEW_ROWS || key_blocks == 1 || key_blocks > GROUP_BLOCKS) return false;
@@ -167,7 +168,8 @@ class Decode {
     return tiles <= sm_count && (tiles * FEW_TILES >= sm_count || key_blocks <= GROUP_BLOCKS / 2);
   }
 
-  // Chooses two blocks per work tile for many heads, if that many blocks fit on the GPU.
+  // Chooses the kernel with two blocks per work tile of 64 rows if it exists, and if the GPU has a
+  // multiprocessor for each block.
   Loaded choose_latent_kernel() const {
     const Loaded latent = require_kernel(call_.device, key_of(Role::MLA), &p_);
     if (latent.variant->entry->block_rows == FEW_ROWS) return latent;
@@ -196,8 +198,8 @@ class Decode {
     return divide_up<int64_t>(most_rows(p_), TILE_ROWS) * p_.num_heads_kv * p_.batch;
   }
 
-  // Returns the number of blocks that share the rows of a work tile: two for latent keys if both
-  // have queries, but one if there are few work tiles.
+  // Returns the number of blocks that share the rows of a work tile: for latent keys two if the
+  // group has more heads than one block has rows, but one if there are few work tiles.
   int choose_blocks() const {
     if (softmax_blocks_ == 1 || p_.group <= TILE_ROWS) return 1;
     const bool is_pair = kernel_.variant->role == Role::MLA_PAIR;
@@ -210,8 +212,8 @@ class Decode {
     return std::max(divide_up<int64_t>(p_.cache.capacity, KEY_BLOCK), int64_t{1});
   }
 
-  // Returns the key blocks of sequences that fill the cache. A block table has room for more pages
-  // than exist: if sequences share pages, there may be more key blocks than this.
+  // Returns the number of key blocks of sequences that fill the cache. A block table can list more
+  // pages than exist: if sequences share pages, there may be more key blocks than this.
   int64_t most_key_blocks() const {
     const int64_t keys = int64_t{p_.cache.entries} * p_.cache.page;
     const int64_t in_memory = 2 * (divide_up<int64_t>(keys, KEY_BLOCK) + p_.batch);
@@ -247,7 +249,7 @@ class Decode {
         p_.batch * tiles() > FEW_LATENT_TILES || p_.left < UNBOUNDED) {
       return;
     }
-    // NOTE: not key_blocks, because sequences that share pages have more key blocks.
+    // NOTE: key_blocks would be too small if sequences share pages.
     const int64_t most_of_table = longest_key_blocks() * p_.batch * tiles();
     if (most_of_table > FEW_KEY_BLOCKS) return;
     p_.few_key_blocks = static_cast<int>(most_of_table);
@@ -335,7 +337,7 @@ bool may_have_few_queries(const Call& call, const FwdParams& p) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;
   if (packed ? p.packing.cu_seqlens_q == p.packing.cu_seqlens_k
              : !is_few_queries(p.seqlen_q, p.seqlen_k)) {
-    return false;  // one array for both: no sequence has fewer queries than keys
+    return false;  // packed with the same cu_seqlens: each sequence has as many queries as keys
   }
   const int64_t tiles = divide_up(int64_t{p.group} * MORE_QUERIES, int64_t{FEW_ROWS});
   if (divide_up(p.seqlen_k, KEY_BLOCK) * tiles * p.batch * p.num_heads_kv > MAX_KEY_BLOCKS)

@@ -1,5 +1,6 @@
-// Attention to a cache. The forward calls it for few queries on many keys, and for calls that must
-// have the same bits as attention to a cache. Many queries to a cache run on the forward kernel.
+// Attention to a cache. The forward also uses it for few queries on many keys, and for calls that
+// must have the same bits as attention to a cache. Calls with many queries to a cache run on the
+// forward kernel.
 #pragma once
 
 #include <cstdint>

@@ -10,8 +10,8 @@ constexpr int SPLITS_PER_SM = 2;
 // At most one in this many splits may be left out.
 constexpr int IDLE_SPLITS = 16;
 
-// Returns as many splits as blocks run at a time. Returns a few splits fewer if the splits of
-// equally long sequences are then complete work tiles, or equal parts of one work tile: fewer tiles
+// Returns the number of splits: as many as blocks run at a time, or slightly fewer if the splits of
+// equally long sequences are then complete work tiles, or equal parts of one work tile. Fewer tiles
 // are then split and combined, and reading takes the same time. blocks_per_sm: resident blocks per
 // multiprocessor.
 inline int choose_splits(int sm_count, int blocks_per_sm, int tiles) {

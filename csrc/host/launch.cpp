@@ -27,7 +27,8 @@ int64_t element_bytes(const Call& call) { return is_fp32(dtype_of(call)) ? 4 : 2
 
 cudaStream_t stream_of(const Call& call) { return static_cast<cudaStream_t>(call.stream); }
 
-// Returns the bytes of a row of q and a row of v, or of two rows with as many columns.
+// Returns the bytes of one row of q and one row of v together. k has as many columns as q, and dout
+// as many as v.
 template <class Params>
 int64_t row_bytes(const Call& call, const Params& p) {
   return element_bytes(call) * (p.head_dim + p.head_dim_v);
@@ -47,16 +48,17 @@ void check_sizes(const Params& p) {
   if (!problem.empty()) fail(problem);
 }
 
-// Returns the width of nearly equal batches of `groups`, at most `most`.
+// Divides `groups` groups into the fewest batches of at most `most`, and returns the size of the
+// batches, which are nearly equal.
 int equal_width(int64_t groups, int64_t most) {
   return static_cast<int>(ceil_div(groups, ceil_div(groups, most)));
 }
 
 // Returns how many of `groups` groups of blocks run side by side. Returns one if all tiles of a
 // group are equally long. Otherwise returns the number whose data, `bytes` per group, fills half of
-// L2, reduced so that batches are nearly equal. All groups run side by side in two cases: if a
-// second batch would start the longest tiles late, and if there are so few groups that many blocks
-// of each read the same data together.
+// L2, reduced so that batches are nearly equal. All groups run side by side in two cases: if the
+// longest tiles of a second batch would start late, and if there are so few groups that many blocks
+// of each group read the same data together.
 template <class Params>
 int heads_together(const Call& call, const Params& p, int64_t groups, int64_t bytes) {
   if (is_even(p.mask, p.packing.cu_seqlens_q != nullptr) || bytes == 0) return 1;
@@ -69,7 +71,7 @@ int heads_together(const Call& call, const Params& p, int64_t groups, int64_t by
 }
 
 // With at least this many tiles per multiprocessor, blocks take their tiles from a counter
-// (tickets). With fewer, setting the counter to zero takes longer than it saves.
+// (tickets). With fewer tiles, setting the counter to zero takes longer than the counter saves.
 constexpr int64_t TICKETED_TILES = 4;
 
 // Tells if the blocks of a forward take their tiles from a counter in memory.
@@ -79,8 +81,8 @@ bool wants_tickets(const FwdParams& p, const KernelEntry& entry) {
   return tiles >= TICKETED_TILES * p.sm_count;
 }
 
-// Returns the kernel that also finds the largest score of each head, and has tiles of the same size
-// as `kernel`, so that its bits are equal. variant is null if there is none.
+// Returns the forward kernel that also finds the largest score of each head, and whose tiles have
+// the same size as those of `kernel`, so that its bits are equal. variant is null if there is none.
 Loaded find_with_max_logit(const Call& call, const FwdParams& p, const Loaded& kernel) {
   const KernelKey key = make_key(Role::FWD_MAX_LOGIT, dtype_of(call), {p.head_dim, p.head_dim_v});
   const Loaded found = find_kernel(call.device, key, &p);
@@ -90,7 +92,7 @@ Loaded find_with_max_logit(const Call& call, const FwdParams& p, const Loaded& k
   return same ? found : Loaded{};
 }
 
-// Finds the largest score of each head alone. few_alone: see MaxLogitParams.
+// Finds the largest score of each head in a launch of its own. few_alone: see MaxLogitParams.
 void run_max_logit(const Call& call, const FwdParams& p, float* max_logit, bool few_alone = false) {
   MaxLogitParams all{p, max_logit, few_alone};
   all.p.leaves_few = 0;
@@ -98,7 +100,7 @@ void run_max_logit(const Call& call, const FwdParams& p, float* max_logit, bool 
   launch(call.device, require_kernel(call.device, key, &all), &all, stream_of(call));
 }
 
-// Fills in fields of a forward in tiles of queries that its caller does not set.
+// Fills in the fields of FwdParams that depend on the device.
 void complete(const Call& call, FwdParams& p) {
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
                                     row_bytes(call, p) * p.seqlen_k);
@@ -163,13 +165,13 @@ void run_forward_with_dropout(const Call& call, FwdDropoutParams p, Allocate all
   launch(call.device, kernel, &all, stream_of(call));
 }
 
-// Percentage of the rows in a full grid of tiles that must be queries. With fewer queries the
-// kernels of a cache are faster, because their tiles have rows of several heads and parts of the
-// keys. The kernels of a cache for more than 128 columns have no wgmma.
+// Percentage of the rows in a full grid of query tiles that must be queries. With fewer queries the
+// decode kernels are faster, because their tiles have rows of several heads and parts of the keys.
+// The decode kernels for more than 128 columns have no wgmma.
 constexpr int BUSY_ROWS = 60, BUSY_ROWS_OF_MORE_COLUMNS = 20;
 
 // Tells if the queries of a call fill tiles of `block_rows` queries, and the tiles fill the
-// multiprocessors. NOTE: this affects speed only: the kernels of a cache give the same bits.
+// multiprocessors. NOTE: this affects only speed: the decode kernels give the same bits.
 bool fills_tiles(const FwdParams& p, int block_rows, int columns) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;
   const int64_t queries = packed ? p.total_q : int64_t{p.batch} * p.seqlen_q;
@@ -217,11 +219,11 @@ int64_t workspace_bytes(const BwdPlan& plan) {
          aligned(plan.dq_turns) + aligned(plan.dk_partial) + aligned(plan.dv_partial);
 }
 
-// With at most this many rounds of blocks, it matters that blocks of the first round wait for each
-// other.
+// With at most this many waves of blocks, the time matters for which blocks of the first wave wait
+// for each other's semaphores.
 constexpr int64_t FEW_ROUNDS = 4;
 
-// Kernels without matrix products are shared by both ways to multiply fp32.
+// Dtypes FP32 and IEEE32 share the kernels without matrix products.
 KernelKey key_of(const Call& call, Role role, const KernelSize& size) {
   const Dtype dtype = dtype_of(call);
   const bool multiplies = role != Role::BWD_DELTA && role != Role::BWD_REDUCE;
@@ -278,8 +280,8 @@ class Backward {
 
   bool drops() const { return dropout_.rng_state != nullptr; }
 
-  // Tells if the kernel of short sequences may serve the call: that kernel writes no dsinks and has
-  // no dropout.
+  // Tells if the kernel for short sequences supports the call: it writes no dsinks and has no
+  // dropout.
   bool may_be_whole() const { return delta_.dsinks == nullptr && !drops(); }
 
   KernelKey key_of(Role role, const KernelSize& size) const {
@@ -311,11 +313,11 @@ class Backward {
     if (fused.fused && !fused.waits) return fused;
     BwdPlan stored = plan_others(key_slots);
     if (p_.stores_ds && !stored.spill) {
-      p_.stores_ds = false;  // some kernels of dK/dV need the place of dS
+      p_.stores_ds = false;  // some dK/dV kernels refuse calls that have no memory for dS
       dkdv_ = require(Role::BWD_DKDV, columns(), &p_);
       stored = plan_others(key_slots);
     }
-    // Storing dS is faster than waiting, but may take at most half of the budget.
+    // Storing dS is faster than waiting for semaphores, but may take at most half of the budget.
     const bool fits = stored.spill && stored.chunks.size() == 1 && stored.ds <= budget_ / 2;
     return fused.fused && !fits ? fused : stored;
   }
@@ -447,13 +449,14 @@ class Backward {
   }
 
   // Returns how many groups of blocks run side by side, at least two: consecutive blocks then
-  // belong to different heads and do not wait for each other's semaphores. Usually as many groups
-  // as fill half of L2 with Q, dO and the fp32 dQ of one query head each. If all blocks start at
-  // the same queries, or if there are few rounds of blocks, as many groups as fill twice the L2
-  // with Q, dO and dQ of all their query heads.
+  // belong to different heads and do not wait for each other's semaphores. Usually these are as
+  // many groups as fill half of L2 with Q, dO and the fp32 dQ of one query head each. If all blocks
+  // start at the same queries, or if there are few waves of blocks, they are as many groups as fill
+  // twice the L2 with Q, dO and dQ of all their query heads.
   int fused_heads_together() const {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
-    if (plan_.query_split > 1) return static_cast<int>(groups);  // each query split by itself
+    // Each query split is then a batch of all groups.
+    if (plan_.query_split > 1) return static_cast<int>(groups);
     const int64_t head = p_.seqlen_q * (row_bytes(call_, p_) + sizeof(float) * p_.head_dim);
     const DeviceInfo& device = device_info(call_.device);
     const int64_t l2 = device.l2_bytes;
@@ -493,7 +496,7 @@ class Backward {
   }
 
   void take(const BwdChunk& chunk) {
-    p_.unit_begin = static_cast<int>(chunk.unit_begin);  // check_sizes() has checked that they fit
+    p_.unit_begin = static_cast<int>(chunk.unit_begin);  // check_sizes() ensures that units fit int
     p_.units = static_cast<int>(chunk.units);
     p_.key_begin = chunk.key_begin;
     p_.key_end = chunk.key_end;
@@ -553,11 +556,11 @@ class Backward {
   const bool normalizes_;  // fp32: dQ comes first, see BwdShape
   const int64_t budget_;
   const BwdPlan plan_;
-  BwdParams all_;  // p_ for all queries
+  BwdParams all_;  // p_ before take_queries() restricts it to a chunk's queries
 };
 
-// Launches the kernel of the statistics, then the kernel that reads them. The workspace holds only
-// the statistics.
+// Launches the delta kernel, then the bias gradient kernel, which reads delta and lse in base 2.
+// The workspace holds only these statistics.
 void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientDropoutParams all,
                        Allocate allocate, void* context) {
   check_sizes(all.p);

@@ -9,8 +9,9 @@
 
 namespace flash_dist {
 
-constexpr int64_t ROW_MARGIN = 128;  // the largest tile, which may be added to a row
-// Largest sequence: kernels add a position, a difference of positions and a side of a band.
+constexpr int64_t ROW_MARGIN = 128;  // the largest tile, which kernels may add to a row index
+// Largest sequence: in kernels, the sum of a position, a difference of positions and a side of a
+// band must fit in 32 bits.
 constexpr int64_t MAX_SEQLEN = UNBOUNDED - ROW_MARGIN;
 // Largest packed axis. For queries it includes the margin of each sequence (core/sequence.cuh).
 constexpr int64_t MAX_TOTAL = INT32_MAX - ROW_MARGIN - 1;

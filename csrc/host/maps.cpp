@@ -37,8 +37,8 @@ Encode encode() {
   return found;
 }
 
-// An axis of a tensor map. If all indices share the same memory, its size is 1. With size 1, the
-// stride does not matter.
+// An axis of a tensor map. Its size is 1 if all indices share the same memory. The stride of an
+// axis of size 1 is not used.
 struct Axis {
   int64_t size, stride;  // in elements
 

@@ -12,8 +12,8 @@ namespace flash_dist {
 
 namespace {
 
-// Largest number of chunks, as a multiple of the fewest possible chunks. Chunks of a larger number
-// would be too small to fill their waves.
+// Largest number of chunks, as a multiple of the least possible number. With more chunks, each
+// would be too small to fill its waves.
 constexpr int64_t MOST_CHUNKS = 4;
 
 class Planner : PlanGrid {
@@ -93,8 +93,8 @@ class Planner : PlanGrid {
     plan.statistics = arrays * sizeof(float) * heads * rows * (packed() ? 1 : shape_.batch);
   }
 
-  // Lists the launches: delta, then dK/dV and dQ chunk by chunk (dQ first if it normalizes), then
-  // the sums of the splits.
+  // Lists the launches: delta, then dK/dV and dQ chunk by chunk (dQ first if it computes
+  // normalizers), then the sums of the splits.
   void list_steps(BwdPlan& plan) const {
     const KernelSize size{shape_.head_dim, shape_.head_dim_v};
     plan.steps.push_back({Role::BWD_DELTA, {shape_.columns_v, shape_.columns_v}, 0});
@@ -125,7 +125,7 @@ class Planner : PlanGrid {
     plan.stripe_rows = query_split > 1 ? units_ * shape_.seqlen_k : 0;
   }
 
-  // Looks for chunks with this number of splits.
+  // Looks for chunks whose dS fits into the budget beside the partial sums of `split` group splits.
   void try_spill(BwdPlan& plan, int split) const {
     set_splits(plan, split);
     const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
@@ -142,8 +142,8 @@ class Planner : PlanGrid {
     return cuts_both || cuts_keys;
   }
 
-  // Estimated cost of `count` chunks of all units, in products of one query and one key: waves of
-  // equally long blocks, of dK/dV and of dQ.
+  // Estimated cost of `count` chunks of all units, summed over the waves of equally long blocks of
+  // dK/dV and of dQ. The unit is one (query, key) product.
   int64_t cost(int64_t count, int group_split) const {
     const auto cost_of = [&](int64_t units) {
       const int64_t dq_blocks = units * shape_.group * ceil_div(shape_.seqlen_q, kernels_.dq_rows);
@@ -153,7 +153,7 @@ class Planner : PlanGrid {
              int64_t{kernels_.dq_rows} * shape_.seqlen_k * ceil_div(dq_blocks, dq_resident);
     };
     const int64_t small = units_ / count;
-    const int64_t larger = units_ % count;  // chunks with one more unit
+    const int64_t larger = units_ % count;  // number of chunks with one more unit
     return larger * cost_of(small + 1) + (count - larger) * cost_of(small);
   }
 
@@ -169,7 +169,8 @@ class Planner : PlanGrid {
   }
 
   // Cuts the launches into chunks of complete units, nearly equal in size. Makes as many chunks as
-  // memory requires, or more to fill complete waves. Returns false if that is not possible.
+  // memory requires, or more to fill complete waves. Returns false if chunks that fit in memory
+  // would not fill a wave.
   bool cut_by_units(BwdPlan& plan, int64_t left) const {
     const int64_t tiles = slots(0, key_steps_);
     const int64_t tile_bytes = int64_t{DS_TILE_BYTES} * shape_.group;
@@ -238,8 +239,8 @@ class Planner : PlanGrid {
     return false;
   }
 
-  // Ends of the fewest key chunks with at most `limit` slots per query head. Empty if one step has
-  // more.
+  // Ends of the fewest key chunks that have at most `limit` slots per query head. Empty if no
+  // chunks do.
   std::vector<int> key_chunk_ends(int64_t limit) const {
     const int64_t total = slots(0, key_steps_);
     if (limit <= 0) return {};

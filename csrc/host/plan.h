@@ -4,26 +4,26 @@
 //
 //   whole        one block computes all gradients of a unit, whose sequences fit its tile;
 //   fused        else: one kernel computes dK, dV and dQ, if there is such a kernel;
-//   spill        else: dQ comes from the stored dS; if not, from recomputed S and dP;
-//   group_split  number of partial sums of dK and dV per kv head, each of some query heads;
-//   query_split  fused only: number of parts of each group split, each of some queries;
+//   spill        else: dQ is computed from the stored dS; if false, from recomputed S and dP;
+//   group_split  number of partial sums of dK and dV per kv head, each over some query heads;
+//   query_split  fused only: number of parts of each group split, each over some queries;
 //   first_keys_first  fused only: the order in which dQ is summed;
 //   steps        the kernels to launch, in order, with their compiled size and their chunk.
 //
-// Splits depend on the length of the dK/dV blocks and on how many blocks fill the device
-// (host/splits.h). Their partial sums may take half of the budget; without a budget there is 1
-// split.
+// The number of splits depends on the length of the dK/dV blocks and on how many blocks fill the
+// device (host/splits.h). Their partial sums may take half of the budget; without a budget there is
+// 1 split.
 //
-// Then dS is stored: all of it, or in chunks that each fill a wave. A chunk has complete units, or
-// some keys of units, or some queries and keys. With blocks of equal length, the planner chooses
-// the number of chunks of complete units whose last waves of dK/dV and dQ are fullest. If the
-// chunks would leave the device idle, the planner tries the next larger divisors of the group as
-// splits, up to half of the budget. Then it tries smaller divisors, which leave more memory for dS.
-// If none works, dS is not stored.
+// The rest of the budget is for dS: all of dS, or chunk by chunk, where each chunk fills a wave. A
+// chunk has complete units, or some keys of units, or some queries and keys. With blocks of equal
+// length, the planner chooses the number of chunks of complete units whose last waves of dK/dV and
+// dQ are fullest. If the chunks would leave the device idle, the planner tries the next larger
+// divisors of the group as group_split, as long as the partial sums fit half of the budget. Then it
+// tries smaller divisors, which leave more memory for dS. If none works, dS is not stored.
 //
 // A query x key chunk has queries of one query head of each split, or a few complete query heads.
-// Such chunks fit dS into the budget for any sequence length. The planner takes the cut with the
-// least estimated time. It does not cut queries of packed sequences and of masks with arrays.
+// With such chunks, dS fits into the budget for any sequence length. The planner takes the cut with
+// the least estimated time. It does not cut queries of packed sequences or of masks with arrays.
 //
 // Splits and spilling may depend on the batch: a larger batch takes more of the budget and fills
 // the GPU better. Chunks do not change bits: each dQ is one sum over its keys in ascending order,
@@ -31,26 +31,26 @@
 // to chunk.
 //
 // The fused kernel sums dQ in dq_accum over blocks of keys, in descending order, or in ascending
-// order with first_keys_first. dq_accum holds all units, or chunks of as many units as fit; each
-// chunk must fill a wave. Otherwise the call is not fused. Nor is a call fused if its blocks would
-// wait for each other and half of the budget can hold all of dS.
+// order with first_keys_first. dq_accum holds dQ of all units, or of a chunk of as many units as
+// fit. The call is not fused if a chunk would not fill a wave, or if the blocks would wait for each
+// other and half of the budget can hold all of dS.
 //
 // Batch-invariant plans depend only on dtype, columns and views. They are fused if there is a fused
-// kernel, with chunks that fill a wave even beyond the budget. Otherwise dS is not stored. Neither
-// groups nor queries are split, and the last keys come first. The cost: without a fused kernel, the
-// backward takes seven matrix products instead of five, and few kv heads leave multiprocessors
-// idle.
+// kernel, with chunks that fill a wave even if they exceed the budget. Otherwise dS is not stored.
+// group_split and query_split are 1, and dQ is summed from the last keys to the first. The cost:
+// without a fused kernel, the backward takes seven matrix products instead of five, and few kv
+// heads leave multiprocessors idle.
 //
 // Memory of a call besides inputs and gradients, each term rounded up to 256 bytes:
 //
 //   statistics  0 if whole, else 8 * num_heads_q * rows, rows = batch * up(seqlen_q),
 //               packed: up(total_q + 128 * batch), with up() the next multiple of 128;
 //               12 instead of 8 if dQ normalizes
-//   ds          8192 * heads * ds_tiles_per_head, heads: of the largest chunk, group * units
-//               unless queries are cut
-//   dq_accum    4 * group * units * up(seqlen_q) * head_dim, of the largest chunk, if keys are
-//               cut or it is fused; of one query chunk if all its key chunks run in a row
-//   dq_turns    4 * (1 + group * units * up(seqlen_q) / 64), if it is fused
+//   ds          8192 * heads * ds_tiles_per_head, heads: query heads of the largest chunk, which
+//               are group * units unless queries are cut
+//   dq_accum    4 * group * units * up(seqlen_q) * head_dim of the largest chunk, if keys are cut
+//               or the call is fused; of one query chunk if all its key chunks run in a row
+//   dq_turns    4 * (1 + group * units * up(seqlen_q) / 64), if the call is fused
 //   partial     4 * splits * batch * num_heads_kv * seqlen_k * (head_dim + head_dim_v), if
 //               splits = group_split * query_split > 1; else, if queries are cut,
 //               4 * units * keys * (head_dim + head_dim_v), keys: of a key chunk if all its query
@@ -73,8 +73,8 @@ struct KernelSize {
   int head_dim, head_dim_v;
 };
 
-// True if a call may store dS. Only then the caller looks up the dQ = dS @ K kernel of the dtype
-// and its tile.
+// True if a call may store dS. Only in this case must the caller look up the kernel for dQ = dS @ K
+// and pass its tile in BwdKernels.
 bool may_store_ds(bool has_dq_gemm, int64_t budget, bool batch_invariant);
 
 struct BwdShape {
@@ -82,8 +82,8 @@ struct BwdShape {
   int total_q;                                         // packed: tokens, else -1
   int head_dim, head_dim_v;                            // columns of the compiled dK/dV kernel
   int columns_v;                                       // columns of v without padding
-  bool aligned;     // scores depend on where a query is (ALiBi, bias, dropout): queries are not cut
-  bool normalizes;  // recomputed dQ runs before dK/dV and finds its normalizers (fp32)
+  bool aligned;     // queries cannot be cut: ALiBi, bias and dropout depend on a query's position
+  bool normalizes;  // fp32: the kernel that recomputes dQ runs first, and finds dK/dV's normalizers
   MaskBand mask;
   const int* key_slots;  // MaskParams::key_slots in host memory; null: not known
   bool per_head;         // query heads have different masks
@@ -96,18 +96,18 @@ struct BwdKernels {
   int dq_rows;        // queries per block of the dQ = dS @ K kernel; 0: dS cannot be stored
   int dq_blocks_per_sm;
   int cluster = 1;  // blocks of the dK/dV kernel that share keys
-  // True if the dK/dV numbers, here and in BwdShape, are those of the fused kernel. If the plan
-  // then is not `fused`, another kernel must be used.
+  // True if the fields of the dK/dV kernel, here and in BwdShape, describe the fused kernel. If the
+  // plan is not `fused`, the caller must plan again with the fields of another kernel.
   bool fused = false;
 };
 
-// A chunk is one dK/dV launch and one dQ launch: some (batch, kv head) units, some keys of each,
-// and either all queries or those of some query heads of each split.
+// A chunk is one dK/dV launch and one dQ launch: some units, some keys of each unit, and either all
+// queries, or some queries of some query heads of each group split.
 struct BwdChunk {
   int64_t unit_begin, units;
   int key_begin, key_end;
   bool dq_first, dq_last;     // first and last key chunk of these queries
-  int member_begin, members;  // query heads, counted from the first of a split
+  int member_begin, members;  // query heads, counted from the first head of a group split
   int query_begin, query_end;
   bool sums_first, sums_last;  // first and last query chunk of these keys
   SumRows sum_rows;
@@ -124,20 +124,20 @@ struct BwdStep {
 struct BwdPlan {
   bool whole = false;             // one kernel computes dK, dV and dQ, one unit per block
   bool fused = false;             // else: one kernel computes dK, dV and dQ
-  bool spill = false;             // else: dQ comes from the stored dS; false: recompute S and dP
+  bool spill = false;             // else: dQ = stored dS @ K; false: S and dP are recomputed for dQ
   int group_split = 1;            // blocks that share the query heads of one kv head
   int query_split = 1;            // fused: blocks that share the queries of each group split
   bool first_keys_first = false;  // fused: sum dQ from the first keys to the last
-  bool waits = false;             // fused: storing all of dS at once would be faster
+  bool waits = false;             // fused: blocks wait so long that storing all dS would be faster
   int rows_padded = 0;            // statistics rows per head
   std::vector<BwdChunk> chunks;
   std::vector<BwdStep> steps;
-  int64_t ds_tiles_per_head = 0;  // largest of all chunks
+  int64_t ds_tiles_per_head = 0;  // of the chunk that has most
   // Bytes, except stripe_rows:
   int64_t ds = 0;          // spilled dS of the largest chunk
   int64_t dq_accum = 0;    // fp32 dQ between key chunks, or of one chunk if fused
   int64_t dq_turns = 0;    // counters of the fused kernel
-  int64_t dk_partial = 0;  // fp32 dK of the splits, or kept between query chunks
+  int64_t dk_partial = 0;  // fp32 dK: partial sums of the splits, or sums kept between query chunks
   int64_t dv_partial = 0;
   int64_t stripe_rows = 0;  // rows between the partial sums of two query splits
   int64_t statistics = 0;   // lse, delta, normalizers; not limited by the budget

@@ -1,4 +1,4 @@
-// The sizes at which a backward call can be cut. All planners use it.
+// The grid of units and key steps at which all planners cut a backward call.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 namespace flash_dist {
 
 constexpr int ROW_PADDING = 128;  // the largest query tile
-// A grid that fills 95 % of the device counts as a full wave. Filling the rest would take more
-// splits or fewer chunks, which cost more than they gain.
+// A grid that fills 95 % of the device counts as a full wave. Filling the rest of the device would
+// take more splits or fewer chunks, which cost more than they gain.
 constexpr int WAVE_PERCENT = 95;
 // Products per query and key of a dK/dV block: S, dP, dV and dK. A dQ block has one.
 constexpr int64_t DKDV_PRODUCTS = 4;
@@ -110,7 +110,7 @@ class PlanGrid {
   const int step_;  // keys per step: chunks end at whole dS tiles and whole blocks
   const int key_steps_;
   const int64_t units_;     // (batch, kv head) pairs
-  const int64_t resident_;  // key tiles computed at a time
+  const int64_t resident_;  // key tiles that the device computes at a time
   const int64_t wave_;
 };
 

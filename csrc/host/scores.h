@@ -28,7 +28,7 @@ inline DropoutParams make_dropout(double p, const int64_t* rng_state) {
   return {rng_state, static_cast<uint32_t>(kept) << 16, static_cast<float>(65536.0 / kept)};
 }
 
-// Returns the parameters with the "filled in" fields of ScoreParams set.
+// Returns the parameters with the fields set that are "filled in at the call" (core/params.h).
 template <class Params>
 Params with_scores(Params p) {
   ScoreParams& scores = p.scores;

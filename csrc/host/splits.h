@@ -12,11 +12,11 @@ namespace flash_dist {
 
 // With this many waves, blocks of unknown lengths balance.
 constexpr int64_t UNEVEN_WAVES = 16;
-// The delay of the last blocks, as a part of the longest block: 1 / (LATE_OF_FIRST * waves) if the
-// longest blocks start first, else 1 / LATE_OF_LAST.
+// The delay of the last blocks, as a fraction of the longest block's time: 1 / (LATE_OF_FIRST *
+// waves) if the longest blocks start first, else 1 / LATE_OF_LAST.
 constexpr int64_t LATE_OF_FIRST = 8;
 constexpr int64_t LATE_OF_LAST = 2;
-// More splits must save at least 1 / WORTH of the cost.
+// A larger number of splits must save at least 1 / WORTH of the cost.
 constexpr int64_t WORTH = 50;
 // Cost of a block's partial sums, in steps of queries: it writes them, and another launch reads
 // them. LAUNCH_STEPS is the cost of that launch.
@@ -25,10 +25,10 @@ constexpr int64_t LAUNCH_STEPS = 1;
 // Blocks that share queries must save this many steps each. Otherwise the extra launch, which adds
 // their sums, takes as long as they save.
 constexpr int64_t LEAST_SAVED = 4;
-// Under a causal mask with one query head per kv head, dQ is summed from the first keys on in two
-// cases. With at most FIRST_KEYS_WAVES waves of blocks, this order balances them. With at least
-// FIRST_KEYS keys, neighbouring blocks would read Q, dO and dQ at different times in the other
-// order.
+// Under a causal mask with one query head per kv head, dQ is summed from the first keys to the last
+// in two cases. With at most FIRST_KEYS_WAVES waves of blocks, this order balances them. With at
+// least FIRST_KEYS keys, neighbouring blocks would read Q, dO and dQ at different times if the last
+// keys came first.
 constexpr int64_t FIRST_KEYS_WAVES = 8;
 constexpr int FIRST_KEYS = 8192;
 // With more waves than this, storing dS is slower than waiting for the dQ semaphores.
@@ -40,8 +40,8 @@ class SplitPlanner : PlanGrid {
 
   // Returns the number of group splits. For blocks of equal length it is the least number that
   // fills the device, for blocks of unknown length the least number that makes UNEVEN_WAVES waves.
-  // Otherwise it is the cheapest number, or the least of several cheapest numbers. ascending: the
-  // blocks of the first keys start first.
+  // For blocks of known, different lengths it is the cheapest number. ascending: the blocks of the
+  // first keys start first.
   int choose_group_split(bool ascending) const {
     if (blocks(units_, key_steps_) == 0 || next_group_split(1) == 0) return 1;
     if (even()) return splits_for(wave_);
@@ -70,9 +70,9 @@ class SplitPlanner : PlanGrid {
 
   // True if dQ is summed from the first keys to the last. If more queries see the first keys, the
   // longest blocks then start first and shorter ones follow. The last queries become a bottleneck,
-  // as all blocks start there; several query heads per kv head hide that. NOTE: false for packed
-  // sequences: the longest length depends on the batch, and a sequence alone must get the same
-  // bits.
+  // because all blocks start with them; several query heads per kv head hide this. NOTE: false for
+  // packed sequences: the longest length depends on the batch, and a sequence must get the same
+  // bits as when it is alone.
   bool first_keys_come_first() const {
     if (!knows_lengths() || shape_.mask.kind == MaskKind::TILES || shape_.per_head) return false;
     if (!grows(false)) return false;
@@ -92,7 +92,7 @@ class SplitPlanner : PlanGrid {
   }
 
  private:
-  // Steps of queries, without splits: of all blocks together, and of the longest block.
+  // Numbers of query steps without splits: of all blocks together, and of the longest block.
   struct Lengths {
     int64_t all, longest;
   };

@@ -1,4 +1,4 @@
-// A product over some columns of a long head_dim, of 16-bit elements.
+// A matrix product over some columns of a long head_dim, of 16-bit elements.
 #pragma once
 
 #include "mma/fragments.cuh"

@@ -54,8 +54,8 @@ __device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DI
 }
 
 // C += A @ B. A[16 * MT, 16] is in registers, B is 16 rows of a tile from b_row0 on. SPLIT warps
-// share the columns: this warp has every SPLIT-th block of 16 columns, NT / 2 in all. share()
-// returns its b_trans.
+// share the columns: this warp has every SPLIT-th block of 16 columns, NT / 2 blocks in all.
+// b_trans: the result of share() for this warp.
 template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
 __device__ __forceinline__ void gemm_ab_step(Accumulator<MT, NT>& c, const uint32_t (&a)[MT][4],
                                              Operand<HEAD_DIM> b_trans, int b_row0) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void put_fragments(uint32_t at, const Accumulator<MT,
                                               int share) {
 #pragma unroll
   for (int m = 0; m < MT; ++m) {
-    if constexpr (NT == 1) {  // half a fragment
+    if constexpr (NT == 1) {  // the warp has only half of a fragment's columns
       store_shared_8(at + (m * BLOCKS + share / 2) * FRAGMENT_BYTES + share % 2 * 8,
                      pack<Target, T>(c.x[m][0][0], c.x[m][0][1]),
                      pack<Target, T>(c.x[m][0][2], c.x[m][0][3]));
@@ -159,7 +159,7 @@ __device__ __forceinline__ void store_staged(uint32_t tile, int lane, uint16_t* 
   }
 }
 
-// Stages and stores whole rows of a warp, through rows of a tile that no other warp uses.
+// Stores whole rows of a warp's accumulator, through rows of a tile that no other warp uses.
 template <class Target, class T, int HEAD_DIM, int MT>
 __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& c,
                                            uint32_t warp_tile, uint16_t* dst, int64_t row_stride,
@@ -186,8 +186,8 @@ __device__ __forceinline__ void store_sum(const Accumulator<Config::ROW_TILES, N
     constexpr int MINE = Config::ROWS / Config::SPLIT;
     stage_rows<Target, T, COLUMNS, Config::SPLIT>(c, warp_tile, part);
     __syncthreads();  // the team has staged all columns
-    // Start at a multiple of 8 rows, where the swizzle repeats, and skip the rows before this
-    // warp's.
+    // Starts at a multiple of 8 rows, where the swizzle repeats, and skips the rows before this
+    // warp's rows.
     const int first = MINE % 8 == 0 ? 0 : part * MINE % 8;
     const int row = part * MINE - first;
     store_staged<COLUMNS, MINE, 32>(warp_tile + row * COLUMNS * 2, threadIdx.x % 32,
@@ -197,7 +197,7 @@ __device__ __forceinline__ void store_sum(const Accumulator<Config::ROW_TILES, N
 }
 
 // Calls f(x, y, address) for each pair of columns of a lane's part of fp32 sums, in rows that
-// exist: partial sums of the group split, and sums kept between query chunks.
+// exist. The sums are partial sums of a group split, or kept between query chunks.
 template <int SPLIT, int MT, int NT, class Sums, class F>
 __device__ __forceinline__ void each_partial(Sums& c, float* sums, int row_limit, int part, F f) {
   const int lane = threadIdx.x % 32;

@@ -20,8 +20,8 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   delay();
 }
 
-// Lets the next kernel start, if that kernel was launched with PDL (core/decode_combine.h). The
-// blocks of the next kernel start once this kernel leaves room.
+// Lets the next kernel start, if that kernel was launched with programmatic dependent launch
+// (core/decode_combine.h). Its blocks start as soon as this kernel leaves room for them.
 template <class Target>
 __device__ __forceinline__ void let_next_start() {
   if constexpr (Target::NUMBER >= 90) asm volatile("griddepcontrol.launch_dependents;");

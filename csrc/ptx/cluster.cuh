@@ -37,13 +37,14 @@ __device__ __forceinline__ uint32_t address_in(int rank, uint32_t smem) {
 }
 
 // Returns 0. Code that uses the result waits for x, because ptxas does not know that rank / 16 is
-// 0. Without this wait, an arrival or a store in another block may pass loads from shared memory
-// that come before it.
+// 0. Without this wait, an arrival or a store in another block may overtake earlier loads from
+// shared memory.
 __device__ __forceinline__ uint32_t zero_behind(uint32_t x, int rank) {
   return x & static_cast<unsigned>(rank) / 16;
 }
 
-// Arrives at a barrier of another block, to tell it that something has been read.
+// Arrives at a barrier of another block, to tell it that it may overwrite data that this thread has
+// read.
 //
 // NOTE: not .release.cluster, which would wait for all earlier stores of this thread.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
@@ -60,8 +61,8 @@ __device__ __forceinline__ void store_cluster_16(uint32_t smem, float4 x) {
                : "memory");
 }
 
-// Stores 16 bytes to the shared memory of another block, asynchronously. The bytes count on a
-// barrier of that block.
+// Stores 16 bytes to the shared memory of another block, asynchronously. `barrier`, in that block,
+// counts the bytes.
 __device__ __forceinline__ void store_remote_16(uint32_t smem, uint4 r, uint32_t barrier) {
   delay();
   asm volatile(

@@ -35,7 +35,7 @@ __device__ __forceinline__ uint4 load_global_16(const void* src) {
   return r;
 }
 
-// These functions load from memory that no kernel changes meanwhile.
+// The load_constant functions load from memory that does not change while the kernel runs.
 __device__ __forceinline__ uint32_t load_constant_2(const void* src) {
   uint16_t x;
   asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(src));

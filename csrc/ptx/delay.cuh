@@ -6,9 +6,9 @@
 
 namespace flash_dist {
 
-// Does nothing, unless the kernels are compiled for this test (FLASH_DIST_DELAYS, see
-// docs/debugging.md). Then this warp sleeps: mostly for less than a microsecond, sometimes for 100
-// times the time of a product.
+// Does nothing, unless the kernels are compiled with FLASH_DIST_DELAYS (docs/debugging.md). Then
+// this warp sleeps: mostly for less than a microsecond, sometimes for 100 times as long as a matrix
+// product takes.
 //
 // NOTE: without a branch, so that the surrounding code stays the same. All lanes sleep equally
 // long, so that they stay converged.
@@ -22,7 +22,7 @@ __device__ __forceinline__ void delay() {
   x = (x ^ x >> 15) * 0x2c1b3c6du;
   x = (x ^ x >> 12) * 0x297a2d39u;
   x ^= x >> 15;
-  const uint32_t nanoseconds = (x & 0x7fff) >> (x >> 28);  // mostly short
+  const uint32_t nanoseconds = (x & 0x7fff) >> (x >> 28);  // short for most x
   asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds) : "memory");
 #endif
 }

@@ -1,4 +1,4 @@
-// Maxima of numbers and of pairs, and of numbers in global memory that all blocks change.
+// Maxima of floats and of bf16 pairs, and loads of floats that other blocks change.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ __device__ __forceinline__ uint32_t max_bf16x2(uint32_t x, uint32_t y) {
   return r;
 }
 
-// Reads a number that other blocks change by atomics. Returns one of its values, perhaps not the
-// latest.
+// Loads a float that other blocks change by atomics. Returns one of its values, perhaps not the
+// latest value.
 __device__ __forceinline__ float load_relaxed(const float* number) {
   float x;
   asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(number) : "memory");

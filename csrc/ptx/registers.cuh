@@ -1,5 +1,5 @@
-// Special registers, read anew, and register reallocation between the warpgroups of a block
-// (sm_90a).
+// Wrappers that limit the use of registers: special registers that are read again at each call, and
+// reallocation of registers between the warpgroups of a block (sm_90a).
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,8 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// Raises the registers of this warpgroup to REGISTERS per thread. Waits until others have given
-// them up.
+// Raises the registers of this warpgroup to REGISTERS per thread. Waits until other warpgroups have
+// released enough registers.
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));

@@ -22,7 +22,8 @@ struct BoxPlace {
   int column, row, member, head_kv, batch;
 };
 
-// Loads a box to shared memory. All its bytes count on the barrier, also those outside the tensor.
+// Loads a box to shared memory. The barrier counts all bytes of the box, also those outside the
+// tensor.
 __device__ __forceinline__ void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at,
                                          uint32_t barrier) {
   delay();
@@ -45,8 +46,8 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, const BoxPlace
       : "memory");
 }
 
-// Loads contiguous bytes, which count on the barrier. Size and both addresses must be multiples of
-// 16 bytes.
+// Loads contiguous bytes, which the barrier counts. Size and both addresses must be multiples of 16
+// bytes.
 __device__ __forceinline__ void load_bytes(uint32_t smem, const void* src, int bytes,
                                            uint32_t barrier) {
   delay();
@@ -65,7 +66,7 @@ __device__ __forceinline__ void store_bytes(void* dst, uint32_t smem, int bytes)
                : "memory");
 }
 
-// Adds fp32 numbers in shared memory to those at dst, as part of this thread's next group of
+// Adds fp32 values in shared memory to the values at dst, as part of this thread's next group of
 // stores.
 __device__ __forceinline__ void add_floats(void* dst, uint32_t smem, int bytes) {
   delay();

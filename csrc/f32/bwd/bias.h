@@ -1,4 +1,4 @@
-// The gradient of a bias in fp32, see core/bias_gradient.cuh.
+// The bias gradient kernel for fp32, see core/bias_gradient.cuh.
 #pragma once
 
 #include "core/bias_gradient.cuh"

@@ -1,4 +1,5 @@
-// The largest score of each query head, in fp32: core/max_logit_block.cuh.
+// The kernel that finds the largest score of each query head, for fp32. See
+// core/max_logit_block.cuh.
 #pragma once
 
 #include "core/max_logit_block.cuh"

@@ -1,4 +1,4 @@
-// The gradient of a bias for 16-bit dtypes, see core/bias_gradient.cuh.
+// The bias gradient kernel for 16-bit dtypes, see core/bias_gradient.cuh.
 #pragma once
 
 #include "core/bias_gradient.cuh"

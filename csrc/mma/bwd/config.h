@@ -11,8 +11,8 @@
 
 namespace flash_dist {
 
-// True if dK/dV blocks may have fewer keys than a dS tile. Then the last tile of keys is only
-// partly stored.
+// True if dK/dV blocks may have fewer keys than a dS tile. The blocks may then store only part of
+// the dS tiles of the last key tile.
 template <int HEAD_DIM>
 constexpr bool PARTLY_STORED = HEAD_DIM > 128;
 
@@ -59,7 +59,7 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 using DkdvConfig =
     DkdvConfigOf<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
 
-// All gradients of a short sequence, which fits into one tile.
+// Configuration of the kernel for all gradients of short sequences, which fit into one tile.
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct WholeConfig
     : Config<WholePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {

@@ -48,7 +48,7 @@ template <class Config>
 struct DkdvCopies {
   using Target = typename Config::Target;
   QueryCopies<Config> queries;
-  DkdvItem staged_item;  // in thread 0, if copies are staged in registers
+  DkdvItem staged_item;  // thread 0's item for land(), if copies are staged in registers
 
   // Starts the copies of the item at the cursor.
   __device__ __forceinline__ void fetch(const BwdParams& p, typename Config::Smem& smem,
@@ -64,7 +64,7 @@ struct DkdvCopies {
     __syncwarp();
   }
 
-  // Stores what fetch() left in registers.
+  // Stores the data that fetch() left in registers.
   __device__ __forceinline__ void land(typename Config::Smem& smem, const DkdvTiles<Config>& tiles,
                                        int s) {
     queries.land(tiles, s);
@@ -163,7 +163,8 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   run_pipeline<Target, Config::STAGES>(DkdvCursor<Config>::count(p, smem.work), fetch, land,
                                        compute);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-  __syncthreads();  // every warp has read K and V; without items their copies may be in flight
+  // Every warp has read K and V. If there are no items, the copies of K and V may be in flight.
+  __syncthreads();
   if constexpr (Config::DROPS) dv.scale(dropout_of(p).scale);
   store_sums<Config>(dk, dv, p, tiles, warp);
 }

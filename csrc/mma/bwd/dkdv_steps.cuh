@@ -22,7 +22,7 @@ struct DkdvWarp {
   int lane, number;
   int part;  // index in the team
   int row0;  // first key in the block
-  int half;  // which key tile of the block (0 or 1) its keys are in
+  int half;  // index (0 or 1) of the block's key tile that contains the warp's keys
 
   __device__ __forceinline__ DkdvWarp()
       : lane(threadIdx.x % 32),
@@ -40,8 +40,8 @@ using DkSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM / 8 / Config::SPLI
 template <class Config>
 using DvSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
 
-// YES, NO: calls with and without soft cap or ALiBi (core/scores.cuh). MAYBE: known at run time. A
-// step compiled for YES needs more registers, so it unrolls its products less.
+// YES, NO: for calls with or without soft cap or ALiBi (core/scores.cuh). MAYBE: decided at run
+// time. A step compiled for YES needs more registers, so it unrolls its products less.
 enum class ScoreMod { NO, YES, MAYBE };
 
 // A stage of queries, multiplied with the warp's keys.
@@ -266,8 +266,8 @@ struct DkdvCompute {
       return;
     }
     const Step step(p, smem, tiles, warp, s, code);
-    // NOTE: the loop runs once, since SUB_M is the whole stage. It keeps the address computations
-    // below from being moved into the products.
+    // NOTE: the loop runs once, because SUB_M is the whole stage. Without the loop, the compiler
+    // would move the address computations below into the products.
 #pragma unroll 1
     for (int sub = warp.part * Config::QUERIES; sub < Config::BLOCK_M; sub += Config::SUB_M) {
       typename Step::Scores pt, dst;

@@ -66,8 +66,8 @@ struct DsCopy {
   }
 
  private:
-  // Calls f(offset in the stage, source, whether the source exists, number) for each 16 bytes of
-  // this thread.
+  // Calls f(offset in the stage, source address, whether the source exists, index) for each 16-byte
+  // chunk of this thread.
   template <class F>
   __device__ __forceinline__ static void each(const uint8_t* slots, int2 slot, int bytes, F f) {
     const int thread = fresh_thread();
@@ -101,8 +101,8 @@ struct DqGemmTiles {
   }
 };
 
-// Finds key tile n of an item, and the dS slots of the block's query tiles for it; -1: none. Must
-// be called for the items in order.
+// find(i, n): sets n to the key tile of item i, and returns the dS slots of this key tile for the
+// block's query tiles m and m + 1; -1: no slot. Must be called for the items in ascending order.
 template <class Config>
 struct DsSlots {
   const BwdParams& p;
@@ -187,7 +187,7 @@ struct DqGemm {
     }
   }
 
-  // Writes dQ, rounded and staged in the memory of the stages.
+  // Writes dQ, rounded, through the shared memory of the stages.
   __device__ __forceinline__ void store(Sum& dq) const {
     dq.scale(gradient_scale<T>(p.softmax_scale));
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();

@@ -149,7 +149,7 @@ struct DqRecompute {
     if (code != TILE_FULL) apply_mask(scores, mask, block.row0 + warp_row0, key0 + sub, code);
   }
 
-  // Writes dQ, rounded and staged in the warp's rows of Q.
+  // Writes dQ, rounded, through the warp's rows of Q in shared memory.
   __device__ __forceinline__ void store(Sum& dq) const {
     dq.scale(gradient_scale<T>(p.softmax_scale));
     const DqBlock again(p, BLOCK_M);

@@ -79,7 +79,7 @@ struct ShortSequence {
   }
 
  private:
-  // The work of the block. Recomputed on each use, as the sums need the registers.
+  // The work of the block. It is recomputed at each use, because the sums need the registers.
   struct Place {
     DkdvBlock block;
     Sequence sequence;
@@ -147,7 +147,7 @@ struct ShortSequence {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
   }
 
-  // A thread's part of a row of out. LANES threads share a row.
+  // A thread's columns of a row of out. LANES threads share a row.
   static constexpr int LANES = Config::THREADS / TILE;
   static constexpr int OUT_CHUNKS = HEAD_DIM_V / 8 / LANES;
   using OutRow = uint4[OUT_CHUNKS];
@@ -297,7 +297,7 @@ struct ShortSequence {
     store(dq, q(), p.dq, head_in_group, p.head_dim, place().sequence.q0, seqlen_q);
   }
 
-  // Writes the warp's rows of a gradient, staged in rows of a tile that no other warp uses.
+  // Writes the warp's rows of a gradient, through rows of a tile that no other warp uses.
   template <int NT>
   __device__ __forceinline__ void store(const Accumulator<1, NT>& c, uint32_t tile,
                                         const View& view, int head_in_group, int columns,

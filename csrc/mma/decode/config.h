@@ -1,4 +1,4 @@
-// Tiles, threads and shared memory of the kernel that reads a cache.
+// Tiles, threads and shared memory of the mma.sync decode kernels.
 #pragma once
 
 #include "core/config.h"
@@ -23,23 +23,23 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   // round-robin.
   static constexpr int KEY_WARPS = WARPS_N < BLOCK_N / 8 ? WARPS_N : BLOCK_N / 8;
   static constexpr int KEY_GROUPS = WARPS_N / KEY_WARPS;
-  static constexpr int OWN_TILES = TILES / KEY_GROUPS;   // tiles of which a warp has keys
+  static constexpr int OWN_TILES = TILES / KEY_GROUPS;   // tiles that contain a warp's keys
   static constexpr int WARP_KEYS = BLOCK_N / KEY_WARPS;  // keys of a tile per warp
   static constexpr int KEY_TILES = WARP_KEYS / 8;        // 8-column tiles of a warp's S
   static constexpr bool V_IN_K = false;
   static constexpr bool IN_PAIRS = false;  // two blocks per work tile: mma/decode/pair.cuh
   using Layout = SwizzledRows<HEAD_DIM>;   // layout of Q, K and V in shared memory
   using Splits = DecodeSplits<THREADS>;
-  // Number of partial sums over the keys of a tile: 4 for every WARPS_N up to 4, so that the bits
-  // are the same.
+  // Number of partial sums over the keys of a tile. It is 4 for every WARPS_N up to 4, so that the
+  // bits are the same.
   static constexpr int PARTS = WARPS_N < 4 ? 4 : WARPS_N;
-  // A warp that owns its rows keeps P in registers. O of the work tile and the cursors then must be
-  // in shared memory (mma/decode/rows.cuh).
+  // True if no other warp shares a warp's rows. The warp then keeps P in registers, and O of the
+  // work tile and the cursors must be in shared memory (mma/decode/rows.cuh).
   static constexpr bool OWNS_ROWS = WARPS_N == 1;
   static constexpr bool KEEPS_CURSORS = OWNS_ROWS;
   // True if there are few registers: Q of the next work tile is then not loaded ahead. Before
-  // sm_80, the registers hold tiles of K and V. PTX may be assembled for any target, and for sm_100
-  // it would spill 16 bytes.
+  // sm_80, registers hold tiles of K and V. PTX may be assembled for any target, and loading ahead
+  // would spill 16 bytes on sm_100.
   static constexpr bool FEW_REGISTERS = !Target::HAS_CP_ASYNC || Target::CODE == Code::PTX;
   static constexpr bool LOADS_LATE =
       BLOCK_ROWS > 16 || HEAD_DIM > 256 || (FEW_REGISTERS && HEAD_DIM > 128);
@@ -61,7 +61,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     float tops[WARPS_N][BLOCK_ROWS];  // row maxima over a warp's keys
     float sums[PARTS][BLOCK_ROWS];
   };
-  // O of the work tile, for warps that own rows; a slot per thread.
+  // O of the work tile, for warps that own their rows. Each thread has a slot.
   struct Parked {
     float4 out[OWNS_ROWS ? HEAD_DIM / 8 : 1][THREADS];
     float4 stats[THREADS];  // top and sum of the thread's two rows

@@ -2,8 +2,8 @@
 // newer).
 //
 // Grid      A cluster of two blocks per work tile. All key blocks of a work tile are one group.
-// Block     As in mma/decode/kernel.cuh. The first block has the first half of the key blocks, the
-//           second block the others.
+// Block     As in mma/decode/kernel.cuh. The first block has the first half of the key blocks, and
+//           the second block has the other half.
 // Shared    As in mma/decode/kernel.cuh, and the partials of the second block's key blocks, which
 //           that block stores to the first block's memory. The first block combines its own key
 //           blocks, then those of the second block: this is the order of the keys. The results are
@@ -26,11 +26,11 @@ struct DecodePairSm90Config : DecodeConfigOf<DecodePairSm90Plan<HEAD_DIM_, HEAD_
   static constexpr bool IN_PAIRS = true;
   static constexpr int CLUSTER = 2;
   static constexpr int RECORDS = GROUP_BLOCKS / CLUSTER;
-  static constexpr int OT = HEAD_DIM_V_ / 8 / Base::WARPS_N;  // equals SharedRows::OT
+  static constexpr int OT = HEAD_DIM_V_ / 8 / Base::WARPS_N;  // must equal SharedRows::OT
   using Splits = BlockPair<DecodePairSm90Config>;
   struct Smem : Base::Smem {
-    // O, then top and sum. A thread of the second block stores them for the thread of the first
-    // block that has the same rows.
+    // O, then top and sum, per key block of the second block. A thread of the second block stores
+    // them for the thread of the first block that has the same rows.
     float4 records[RECORDS][OT + 1][Base::THREADS];
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
@@ -92,7 +92,7 @@ struct BlockPair {
     tile.combine(group);
     store_result(p, tile, at, own);
   }
-  // The second block's part of finish(), if the tile has only one key block.
+  // Does what finish() does in the second block, if this block has no key blocks.
   __device__ __forceinline__ static void finish() {
     cluster_wait();
     cluster_sync();

@@ -1,5 +1,5 @@
-// Two policies for the keys of a row: one warp has all of them, or several warps share them. Both
-// provide the steps of mma/decode/kernel.cuh that depend on this.
+// Two policies for the keys of a row: one warp has all keys, or several warps share them. Both
+// policies provide the steps of mma/decode/kernel.cuh that depend on this choice.
 #pragma once
 
 #include "core/accumulator.cuh"

@@ -176,13 +176,13 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     commit_copies<Target>();
     wait_for_copies<Target, 1>();
   } else {
-    wait_for_copies<Target>();  // out is staged in Q's memory
+    wait_for_copies<Target>();  // the copies of Q must not land later: out is staged in Q's memory
   }
 
   // Before each step, K(j) has landed and V(j) is in flight.
   const auto step = [&](auto masked) {
     constexpr bool MASKED = decltype(masked)::value;
-    // Unmasked blocks are always part of a range.
+    // Blocks without a mask are always part of a range, not of a list.
     const auto key0 = [&](int i) { return MASKED ? work.blocks.key0(i) : i * BLOCK_N; };
 
     // S = Q @ K.T                                        [ROWS, KEYS] per warp

@@ -1,4 +1,5 @@
-// The largest score of each query head, of 16-bit elements: core/max_logit_block.cuh.
+// The kernel that finds the largest score of each query head, for 16-bit dtypes. See
+// core/max_logit_block.cuh.
 #pragma once
 
 #include "core/max_logit_block.cuh"

@@ -22,8 +22,8 @@ struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   static constexpr bool V_IN_K = true;               // V is the first columns of K
   static constexpr bool KEEPS_CURSORS = false;
   using Layout = SwizzledRows<HEAD_DIM>;  // swizzle of Q, K and V in shared memory
-  // A warp's part of S in a tile: 16 keys, and 16 columns out of every LINE columns. Its steps then
-  // are whole 128-byte lines apart.
+  // A warp's part of S in a tile: 16 keys, and 16 columns out of every LINE columns. The warp's
+  // steps are then whole 128-byte lines apart.
   static constexpr int KEY_PARTS = BLOCK_N / 16;
   static constexpr int COLUMN_PARTS = WARPS / KEY_PARTS;
   static constexpr int LINE = COLUMN_PARTS * 16;

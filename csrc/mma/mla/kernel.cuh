@@ -5,8 +5,8 @@
 // Block     WARPS warps on 16 rows, the queries of all heads. S: a warp has 16 keys of a tile and
 //           part of the columns. It keeps Q of these columns in registers for the whole work tile.
 //           It stores its part of S in shared memory. Softmax: every warp sums the parts and so has
-//           all of S, as fragments of the second product. Nothing else is exchanged. O: a warp has
-//           some columns, for all keys.
+//           all of S, as fragments of the second product. Warps exchange nothing else. O: a warp
+//           has some columns, for all keys.
 // Shared    A ring of tiles of K; Q; S.
 // Pipeline  Copies to all stages of the ring but one are in flight. Two barriers per tile: its
 //           copies have landed, and S is stored.
