@@ -60,7 +60,8 @@ inline Call make_call(const Tensor& q, bool ieee) {
 
 // --- Sizes ------------------------------------------------------------------------------------
 
-// Packed tensors have no batch axis: seqlen_q and seqlen_k are then the longest sequence.
+// Sizes of a call. Packed tensors have no batch axis; seqlen_q and seqlen_k are then the longest
+// lengths.
 struct Sizes {
   bool packed;
   int batch, seqlen_q, seqlen_k, num_heads_kv, group, head_dim, head_dim_v;

@@ -16,16 +16,16 @@ namespace flash_dist {
 enum class MaskKind : int {
   BAND,   // query i sees the keys [i + shift - left, i + shift + right]; needs no arrays
   ROWS,   // query i sees the keys [rows[i].x, rows[i].y)
-  TILES,  // a list of visible tiles: each full, limited by rows, or with a bit per score
+  TILES,  // visible tiles in a list: each full, limited by ROWS, or with a bit per score
 };
 
-constexpr int UNBOUNDED = 1 << 30;  // left and right of a band
-constexpr int MASK_TILE = 64;       // queries and keys of a tile of the mask's arrays
+constexpr int UNBOUNDED = 1 << 30;  // value of left or right: this side of the band is unlimited
+constexpr int MASK_TILE = 64;       // number of queries, and of keys, per tile in the mask's arrays
 
 struct MaskBand {
   MaskKind kind;
-  int left, right;   // BAND
-  int bottom_right;  // BAND: shift = seqlen_k - seqlen_q, else 0
+  int left, right;   // BAND: sides of the band
+  int bottom_right;  // BAND: 1: shift = seqlen_k - seqlen_q; 0: shift = 0
 };
 
 // Makes a band of `left` and `right` keys around the diagonal; -1 is unlimited. A side that masks

@@ -33,8 +33,8 @@ struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(Plan::WARPS * 16 == BLOCK_M && BIAS_TILE == MASK_TILE);
 
   struct Stage {
-    alignas(128) Element<T> a[BLOCK_M * COLUMNS];  // of Q or dO
-    alignas(128) Element<T> b[BLOCK_N * COLUMNS];  // of K or V
+    alignas(128) Element<T> a[BLOCK_M * COLUMNS];  // rows of Q or dO
+    alignas(128) Element<T> b[BLOCK_N * COLUMNS];  // rows of K or V
   };
   struct Smem {
     Stage stage[STAGES];  // reused for the warps' sums over queries
@@ -47,7 +47,7 @@ struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
 struct BiasBlock {
   int key_tile, query_tile, head, batch;  // position in the bias
   int64_t part;                           // index of (split, batch entry, head)
-  int first, end;                         // range of visits
+  int first, end;                         // range of the visits' indices
 
   __device__ __forceinline__ explicit BiasBlock(const BiasGradientParams& p) {
     int rest = fresh_block();
@@ -345,9 +345,9 @@ __device__ __forceinline__ void bias_gradient_block(const BiasGradientParams& pa
   Scores sum, s, dp;
   sum.clear();
   typename Kernel::Copies copies;
-  int next, next_step = 0;  // next step to fetch
+  int next, next_step = 0;  // visit and step to fetch next
   const int visits = kernel.count_visits(next);
-  int number = next, step = 0;  // step to compute
+  int number = next, step = 0;  // visit and step to compute next
   run_pipeline<Target, Config::STAGES>(
       visits * kernel.steps,
       [&](int, int stage) {

@@ -9,14 +9,13 @@
 namespace flash_dist {
 
 // The key blocks of a block of queries, BLOCK_N keys each: a range, or parts of a list of 64-key
-// tiles. They are numbered upwards from `begin` to `end`; those in [full_begin, full_end) need no
-// mask.
+// tiles. Key blocks have the indices [begin, end); those in [full_begin, full_end) need no mask.
 template <int BLOCK_M, int BLOCK_N>
 struct KeyBlockIterator {
   static_assert(MASK_TILE % BLOCK_N == 0 && (BLOCK_M <= MASK_TILE || BLOCK_M == 2 * MASK_TILE));
   static constexpr int SUB = MASK_TILE / BLOCK_N;
   int begin, full_begin, full_end, end;
-  const int4* entries;  // null: a range
+  const int4* entries;  // entries of a list; null: a range
 
   __device__ __forceinline__ KeyBlockIterator(const Mask& mask, int row0) {
     if (mask.is_list()) {
@@ -58,7 +57,7 @@ struct QueryBlockIterator {
   static constexpr bool PAIRS = BLOCK_N > MASK_TILE;
   static_assert(BLOCK_N <= 2 * MASK_TILE);
   int begin, end;
-  const int4* entries;  // null: a range
+  const int4* entries;  // entries of a list; null: a range
 
   __device__ __forceinline__ QueryBlockIterator(const Mask& mask, const DsLayout& layout, int key0)
       : entries(nullptr) {
@@ -136,7 +135,7 @@ template <int BLOCK_M>
 struct DsBlockIterator {
   static constexpr bool PAIRS = BLOCK_M > MASK_TILE;
   int begin, end;
-  const int4* entries;  // null: a range
+  const int4* entries;  // entries of a list; null: a range
   const int2* slots;
 
   __device__ __forceinline__ DsBlockIterator(const BwdParams& p, const Mask& mask, int row0)

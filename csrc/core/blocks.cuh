@@ -1,4 +1,4 @@
-// The work tile of a block, from its number, and the grids of the kernels.
+// The grids of the kernels, and the work tile of a block, which is found from the block's number.
 #pragma once
 
 #include <type_traits>

@@ -154,8 +154,9 @@ struct QueryCopies {
   OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM_V> copy_dout;
   StatCopy<typename Config::Target, Config::BLOCK_M> copy_stats;
 
-  // Starts the copies for `rows` queries from row0 on, of a query head of the group. `work` points
-  // at query 0 of head 0 (`q`, `dout` and `statistics`). Returns the statistics row of row0.
+  // Starts the copies for the queries from row0 on of a query head of the group. rows: the queries
+  // that exist, relative to row0. `work` points at query 0 of head 0 (`q`, `dout` and `statistics`).
+  // Returns the statistics row of row0.
   template <class Work>
   __device__ __forceinline__ int64_t fetch(const BwdParams& p, const Work& work,
                                            const DkdvTiles<Config>& tiles, int row0,

@@ -16,8 +16,8 @@ struct Config : Plan_ {
   using Plan = Plan_;
   using Target = Target_;
   using T = T_;
-  static constexpr int HEAD_DIM = HEAD_DIM_;      // of q and k
-  static constexpr int HEAD_DIM_V = HEAD_DIM_V_;  // of v and out
+  static constexpr int HEAD_DIM = HEAD_DIM_;      // columns of q and k
+  static constexpr int HEAD_DIM_V = HEAD_DIM_V_;  // columns of v and out
   static constexpr int THREADS = Plan::WARPS * 32;
   // Kernels with dropout take FwdDropoutParams, BwdDropoutParams and so on. These kernels have no
   // soft cap.

@@ -4,8 +4,8 @@
 // The keys of a sequence are split into key blocks of KEY_BLOCK keys, starting at its first key,
 // and key blocks into groups of GROUP_BLOCKS. Each key block has its own softmax. core/combine.cuh
 // combines the key blocks of a group, then the groups of a sequence, both in the order of the keys.
-// Therefore the bits of a result depend on nothing else: not on the batch, the sequence's index in
-// it, the pages of its cache or the number of multiprocessors.
+// Therefore the bits of a sequence's result depend only on its queries, keys and values: not on the
+// other sequences of the batch, on the pages of its cache or on the number of multiprocessors.
 //
 // The kernel for many heads of latent keys has no registers for both O of a group and O of a key
 // block. It computes a whole group in one softmax, and keeps O of the previous groups in global
@@ -21,7 +21,7 @@ constexpr int KEY_BLOCK = 128;
 constexpr int GROUP_BLOCKS = 8;
 // Key blocks per softmax of latent keys in tiles of 64 rows: one group.
 constexpr int LATENT_SOFTMAX_BLOCKS = 16;
-constexpr int MOST_FEW_TILES = 64;  // most work tiles for which P may be stored
+constexpr int MOST_FEW_TILES = 64;  // P may be stored for at most this many work tiles
 constexpr int PAGE_STEP = 16;       // keys that are contiguous in every cache
 
 // Locates the keys of each batch entry: rows [0, page) of cache entries. With block_table an entry
@@ -30,34 +30,34 @@ constexpr int PAGE_STEP = 16;       // keys that are contiguous in every cache
 struct CacheParams {
   View k, v;                    // [entries, page, num_heads_kv, 1, columns]; v.data null: v is in k
   const int* cache_seqlens;     // [batch] keys of each sequence before new ones; null: capacity
-  const int* cache_batch_idx;   // [batch] entry of each batch entry; null: its own index
+  const int* cache_batch_idx;   // [batch] cache entry of each batch entry; null: same index
   const int* cache_leftpad;     // [batch] keys to skip at the start of each sequence; null: none
-  const int* block_table;       // [batch, capacity / page] entries; null: not paged
-  const int* cu_seqlens_k;      // [batch + 1] first keys of sequences in entry 0; null: not packed
-  int64_t table_row;            // stride of block_table
-  int entries, page, capacity;  // capacity: most keys of a sequence
-  int seqlen_new;               // new keys per sequence, after the first cache_seqlens
+  const int* block_table;       // [batch, capacity / page] cache entries; null: not paged
+  const int* cu_seqlens_k;      // [batch + 1] first key per sequence in entry 0; null: not packed
+  int64_t table_row;            // row stride of block_table
+  int entries, page, capacity;  // capacity: maximum number of keys per sequence
+  int seqlen_new;               // new keys per sequence, which follow the cache_seqlens keys
   Divisor by_page;              // filled in at the launch
 };
 
 struct DecodeParams {
   View q;      // [batch, seqlen_q, num_heads_kv, group, head_dim]
-  View out;    // as q, with head_dim_v columns
+  View out;    // like q, but head_dim_v columns
   float* lse;  // [batch, num_heads_q, seqlen_q], packed: [num_heads_q, total_q]; natural logarithm
   CacheParams cache;
-  Packing packing;                           // of q, out and lse; only cu_seqlens_q is used
-  int batch, seqlen_q, num_heads_kv, group;  // packed: seqlen_q is the longest
-  int total_q;                               // packed: tokens
-  int head_dim, head_dim_v;                  // without padding
-  int left, right;                           // window; UNBOUNDED: none
-  int bottom_right;                          // align the window bottom right, else top left
+  Packing packing;                           // rows of q, out and lse; only cu_seqlens_q is used
+  int batch, seqlen_q, num_heads_kv, group;  // packed: longest seqlen_q
+  int total_q;                               // packed: number of tokens
+  int head_dim, head_dim_v;                  // columns without padding
+  int left, right;                           // sides of the window; UNBOUNDED: no limit
+  int bottom_right;                          // 1: window aligned bottom right; 0: top left
   int few_alone;                             // 1: only sequences of few queries on many keys
   float softmax_scale;
   ScoreParams scores;
   const float* sinks;  // see FwdParams::sinks
   // How the work is split. The host code fills in these fields.
   int block_rows;      // rows of a work tile; row r: query r / group of head r % group
-  int row_tiles;       // ceil(group * seqlen_q / block_rows): most tiles per kv head
+  int row_tiles;       // ceil(group * seqlen_q / block_rows): maximum number of tiles per kv head
   int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
   int splits;          // number of splits of all key blocks; a thread block computes one split
   int tiles_differ;    // 1: a tile has only the key blocks that its rows see; 0: that any row sees
@@ -65,7 +65,7 @@ struct DecodeParams {
   int max_key_blocks;  // with more key blocks no work tile is split: partial_out would be too small
   float* partial_out;  // [partials, partial_rows, columns]
   float2* partial_stats;       // [partials, partial_rows] top and sum, core/combine.cuh
-  int combine_blocks;          // blocks that combine one work tile, each some rows and columns
+  int combine_blocks;          // blocks per work tile in the combine kernel
   Divisor by_group, by_tiles;  // filled in at the launch
 };
 
@@ -106,12 +106,12 @@ constexpr int64_t decode_partials(int64_t key_blocks, int64_t splits, int softma
 struct AppendParams {
   CacheParams cache;
   View k, v;        // [batch, seqlen_new, num_heads_kv, 1, columns]
-  View q, rotated;  // [batch, seqlen_q, num_heads_q, 1, head_dim]; data null: none
+  View q, rotated;  // [batch, seqlen_q, num_heads_q, 1, head_dim]; data null if absent
   const void* cos;  // [rotary_rows, rotary_dim / 2] in the dtype of q; null: no rotary embedding
   const void* sin;
   int rotary_rows, rotary_dim;
-  int interleaved;  // a pair is two adjacent columns, else columns rotary_dim / 2 apart
-  int advances;     // query i has position cache_seqlens + i, else all have cache_seqlens
+  int interleaved;  // 1: a pair is two adjacent columns; 0: columns rotary_dim / 2 apart
+  int advances;     // 1: query i has position cache_seqlens + i; 0: all have cache_seqlens
   int batch, seqlen_q, num_heads_kv, num_heads_q;
   int head_dim, head_dim_v;
 };

@@ -112,7 +112,7 @@ struct CombineSlots {
       at[i] = places[exists ? i * 32 + lane : 0];
       lasts |= uint64_t{__ballot_sync(0xffffffffu, exists && at[i] < 0)} << (32 * i);
     }
-    __syncwarp();  // all lanes have read
+    __syncwarp();  // all lanes have read their places
 #pragma unroll
     for (int i = 0; i < COUNT / 32; ++i) {
       at[i] = max(at[i], ~at[i]);
@@ -129,7 +129,8 @@ struct CombineSlots {
   // Computes the factors of the partials of this lane's group. Returns top and sum of the group.
   template <int GROUP_PARTIALS>
   __device__ __forceinline__ float2 combine_stats(const GroupPartials& own, int first) {
-    constexpr int AT_ONCE = GROUP_PARTIALS < 4 ? GROUP_PARTIALS : 4;  // independent exponentials
+    // The exponentials of this many partials are computed at once.
+    constexpr int AT_ONCE = GROUP_PARTIALS < 4 ? GROUP_PARTIALS : 4;
     float top = -INFINITY, sum = 0.0f;
 #pragma unroll 1
     for (int begin = 0; begin < own.count; begin += AT_ONCE) {
@@ -270,7 +271,7 @@ template <class Config, int WIDTH, class Know, class Take>
 __device__ __forceinline__ int combine_groups(const DecodeParams& p, CombineSlots& slots,
                                               GroupPartials own, int row, const float* columns,
                                               const Know& know, const Take& take) {
-  constexpr int AT_ONCE = 16 / WIDTH;    // limited by registers
+  constexpr int AT_ONCE = 16 / WIDTH;    // partials read at once; registers are the limit
   const int end = sum_until(own.count);  // slot after this lane's last partial
   const int groups = __popc(__ballot_sync(0xffffffffu, end <= CombineSlots::COUNT));
   const int count = __shfl_sync(0xffffffffu, end, groups - 1);

@@ -18,7 +18,7 @@ class KeyBlockLoader {
   static constexpr int BLOCK_N = Config::BLOCK_N;
   static constexpr int PIECES = KEY_BLOCK / PAGE_STEP;
   static constexpr int COPIES =
-      Config::V_IN_K ? Config::TILES : 2 * Config::TILES;  // copies per key block
+      Config::V_IN_K ? Config::TILES : 2 * Config::TILES;  // number of copies per key block
   using Layout = typename Config::Layout;
   static constexpr int LANES = lanes_per_row(Layout::CHUNKS, Config::LOADERS);
   static constexpr int ROWS = Config::LOADERS / LANES;  // rows per pass

@@ -78,7 +78,7 @@ struct TileRows {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = at.row0(p) + own.row(h);
-      const int i = divide(row, p.by_group) + at.extent.shift;  // key on the diagonal
+      const int i = divide(row, p.by_group) + at.extent.shift;  // key on the row's diagonal
       const int last = p.right >= UNBOUNDED ? at.extent.visible_end : i + p.right + 1;
       begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
       end[h] = min(last, at.extent.visible_end);

@@ -72,7 +72,7 @@ struct CachePlace {
 struct RowTile {
   int batch, place;
 
-  // Returns row tile `number`, which counts row_tiles tiles for every batch entry.
+  // Returns row tile `number`. Every batch entry counts as row_tiles tiles.
   __device__ __forceinline__ static RowTile at(const DecodeParams& p, int number) {
     const int batch = divide(number, p.by_tiles);
     return {batch, number - batch * p.row_tiles};
@@ -86,8 +86,8 @@ struct RowTile {
 // blocks that any query of the sequence sees. The bits are the same: key blocks that no row of a
 // tile sees add nothing.
 struct DecodeExtent {
-  int q0, seqlen_q;                // queries of the batch entry
-  int tiles;                       // tiles of the batch entry; 0: nothing to compute
+  int q0, seqlen_q;                // first query and number of queries of the batch entry
+  int tiles;                       // number of row tiles of the batch entry; 0: nothing to compute
   int shift;                       // query i is on the diagonal at key i + shift
   int leftpad;                     // see CacheKeys
   int visible_begin, visible_end;  // keys that any row sees
@@ -246,7 +246,7 @@ struct SplitBounds {
   }
 };
 
-// Returns the sum of the numbers of this lane and of all lanes before it.
+// Returns the sum of `number` over this lane and all lanes before it.
 __device__ __forceinline__ int sum_until(int number) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -260,13 +260,13 @@ __device__ __forceinline__ int sum_until(int number) {
 // The pieces that splits never cut.
 enum class Grain { KEY_BLOCK, GROUP, TILE };
 
-// The splits of all key blocks. If they cannot have equal lengths, the first ones have one key
-// block more. All THREADS threads of a block construct it together. SOFTMAX_BLOCKS: key blocks per
-// softmax, 1 or those of a group.
+// The splits of all key blocks. If splits cannot have equal lengths, the first splits have one key
+// block more. All THREADS threads of a block construct this object together. SOFTMAX_BLOCKS: number
+// of key blocks per softmax, either 1 or as many as a group has.
 template <int THREADS, int SOFTMAX_BLOCKS = 1>
 struct DecodeSplits {
   static constexpr int OF_SOFTMAX = SOFTMAX_BLOCKS;
-  static constexpr int GROUP = group_blocks(SOFTMAX_BLOCKS);  // key blocks of a group
+  static constexpr int GROUP = group_blocks(SOFTMAX_BLOCKS);  // number of key blocks of a group
   static constexpr int GROUP_PARTIALS = GROUP / SOFTMAX_BLOCKS;
   static constexpr int RESTING = resting_partials(SOFTMAX_BLOCKS);
   struct Lengths {
@@ -308,7 +308,7 @@ struct DecodeSplits {
   }
   // Returns the split that contains a key block.
   __device__ __forceinline__ int owner(int position) const {
-    const int longer = more_ * (each_ + 1);  // key blocks in the longer splits
+    const int longer = more_ * (each_ + 1);  // number of key blocks in the longer splits
     if (position < longer) return static_cast<unsigned>(position) / (each_ + 1u);
     return more_ + static_cast<unsigned>(position - longer) / static_cast<unsigned>(each_);
   }
@@ -328,9 +328,9 @@ struct DecodeSplits {
     __syncthreads();
     return DecodeCursor(p, smem.tile, smem.base, position);
   }
-  // Returns the cursor at the first key block of work tile `number`, which counts row_tiles tiles
-  // for every batch entry. All threads must call this, as with find(). If the entry has no such
-  // tile, place >= extent.tiles.
+  // Returns the cursor at the first key block of work tile `number`. Every batch entry counts as
+  // row_tiles row tiles. If the entry does not have this tile, the cursor has place >=
+  // extent.tiles. All threads must call this, as with find().
   __device__ __forceinline__ DecodeCursor find_tile(const DecodeParams& p, Smem& smem,
                                                     int number) const {
     const int tile = number / p.num_heads_kv;

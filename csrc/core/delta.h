@@ -45,7 +45,7 @@ __host__ __device__ constexpr int padded_rows(int rows) {
 // The work of a block: a tile of rows of one query head in one batch entry.
 struct DeltaBlock {
   int tile, batch, head, head_kv, head_in_group;
-  int q0, seqlen_q;  // of this batch entry
+  int q0, seqlen_q;  // first row and length of this batch entry
   bool uncovered;    // queries or keys next to this document, or after all, are uncovered
 
   __device__ __forceinline__ explicit DeltaBlock(const DeltaParams& p)
@@ -160,7 +160,7 @@ cudaError_t launch_delta(const void* kernel, const void* params, cudaStream_t st
   DeltaParams p = *static_cast<const DeltaParams*>(params);
   int64_t tiles = padded_rows(p.seqlen_q) / Config::BLOCK_ROWS;
   int64_t batch = p.batch;
-  if (p.packing.cu_seqlens_q != nullptr) {  // there may be uncovered rows
+  if (p.packing.cu_seqlens_q != nullptr) {  // rows may be uncovered
     tiles = std::max<int64_t>(tiles, 1);
     batch = std::max<int64_t>(batch, 1);
   }

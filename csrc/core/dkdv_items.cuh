@@ -1,5 +1,5 @@
 // The order in which a block of keys sums dK and dV: its stages of queries, and the mask's codes
-// for each.
+// for each stage.
 #pragma once
 
 #include "core/block_iterators.cuh"
@@ -14,9 +14,9 @@ namespace flash_dist {
 struct DkdvWork {
   const uint16_t *q, *dout;  // first query of query head 0
   int64_t statistics;        // statistics row of that query
-  const int4* entries;       // block iterator's entries; if masks differ by head, the first head's
-  int begin, end;            // range of the block iterator
-  int batch, head;           // head: number of query head 0
+  const int4* entries;       // block iterator's entries, of query head 0 if masks differ by head
+  int begin, end;            // begin and end of the block iterator
+  int batch, head;           // head: index of query head 0 among all query heads
   int group_heads_begin, group_heads_end;
   int seqlen_q, seqlen_k;
   int key0;
@@ -177,8 +177,8 @@ __device__ __forceinline__ int2 find_query_tiles(const BwdParams& p, const DkdvB
   return {block.query_split * each, (block.query_split + 1) * each};
 }
 
-// Stores the work of a block. head: the first query head of the group. mask: the mask of the
-// block's first query head.
+// Finds the work of a block and stores it in `work`. head: the first query head of the group. mask:
+// the mask of the block's first query head.
 template <class Config>
 __device__ __forceinline__ void find_work(DkdvWork& work, const BwdParams& p,
                                           const DkdvBlock& block, const Sequence& sequence,

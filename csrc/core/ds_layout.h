@@ -97,8 +97,8 @@ class DsLayout {
   }
 
   int query_tiles_;
-  int later_;    // key tile n needs query tiles n - later ...
-  int earlier_;  // ... to n + earlier
+  int later_;    // key tile n is seen by query tiles from n - later_ on
+  int earlier_;  // key tile n is seen by query tiles up to n + earlier_
   int width_;    // slots per key tile, or TRIANGLE
   bool from_begin_;
 };

@@ -179,7 +179,7 @@ __device__ __forceinline__ void find_max_logit(const MaxLogitParams& params) {
   for (int m = 0; m < MT; ++m) top[m][0] = top[m][1] = -INFINITY;
   typename Kernel::Scores s;
   typename Kernel::Copies copies;
-  int j = copies.j = work.blocks.begin;  // the block of keys
+  int j = copies.j = work.blocks.begin;  // index of the current key block
   int step = copies.step = 0;
   run_pipeline<typename Config::Target, Config::STAGES>(
       max(work.blocks.end - j, 0) * kernel.steps,

@@ -46,7 +46,7 @@ FLASH_DIST_HOST_DEVICE inline bool is_few_queries(int seqlen_q, int seqlen_k) {
 // bits in MaskParams::bits.
 constexpr int TILE_FULL = -1;
 constexpr int TILE_EMPTY = -2;
-constexpr int TILE_ROWS = -3;  // test each query's key range
+constexpr int TILE_ROWS = -3;  // each query's key range must be tested
 
 // Visible tiles as compressed sparse rows: the tiles of line i (64 or 128 queries, or keys) are the
 // entries [begin[i], begin[i + 1]), ascending.
@@ -66,18 +66,18 @@ struct TileList {
 // compile the backward to other machine code.
 struct MaskParams {
   MaskKind kind;
-  int left, right;                // BAND
-  int bottom_right;               // BAND: shift = seqlen_k - seqlen_q, else 0
+  int left, right;                // BAND: sides of the band
+  int bottom_right;               // BAND: 1: shift = seqlen_k - seqlen_q; 0: shift = 0
   int batch_planes, head_planes;  // plane = batch * batch_planes + query head * head_planes
-  int query_tiles, key_tiles;     // ROWS, TILES: ceil(seqlen / 64)
-  const int2* key_bounds;         // [batches] first key that may be read, and end; null: all
-  const int2* rows;               // [plane, query_tiles * 64] first key of a query, and end
+  int query_tiles, key_tiles;     // ROWS, TILES: ceil(seqlen_q / 64), ceil(seqlen_k / 64)
+  const int2* key_bounds;         // [batches] keys [x, y) that may be read; null: all
+  const int2* rows;               // [plane, query_tiles * 64] keys [x, y) that a query sees
   const int4* query_ranges;  // [plane, query_tiles] min and max of rows.x, min and max of rows.y
-  const int2* key_ranges;    // [plane, key_tiles] first query tile that sees the key tile, and end
+  const int2* key_ranges;    // [plane, key_tiles] query tiles [x, y) that see the key tile
   const int* key_slots;      // [key_tiles + 1] dS slots before each key tile, same for all planes
   TileList by_query[2];      // TILES: lines of 64 and of 128 queries
   TileList by_key[2];        // TILES: lines of 64 and of 128 keys
-  const uint2* bits;         // [index, 64 queries] 64 keys each, low word first
+  const uint2* bits;         // TILES: [code, 64 queries] a bit per key, low word first
 };
 
 inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, p.bottom_right}; }
@@ -93,20 +93,20 @@ constexpr float LEAST_INSIDE = 1e-5f, LARGEST_INSIDE = 1e4f;
 
 // The score modification between scaling and masking, see core/scores.cuh. All zero: none.
 struct ScoreParams {
-  float softcap;       // 0: none
+  float softcap;       // 0: no soft cap
   const float* alibi;  // slopes [num_heads_q] or [batch, num_heads_q]; null: none
   int alibi_batch;     // num_heads_q, or 0 if all batch entries share the slopes
   // Filled in at the call:
   int has_score_mod;   // 1 if there is a soft cap, ALiBi or a bias
   float scale;         // scale of the softmax: softmax_scale, or 1 after a score modification
   float scale_inside;  // factor of q . k in the score modification
-  float per_cap;       // 1 / softcap, 0 without one
+  float per_cap;       // 1 / softcap, or 0 without soft cap
 };
 
 // The bias that is added to the scores, see core/bias.cuh: [1 or batch, 1 or num_heads_q, seqlen_q,
 // seqlen_k]. Strides are in elements, 0 along broadcast axes. All packed documents share one bias.
 struct BiasParams {
-  const void* data;  // null: none
+  const void* data;  // null: no bias
   int64_t batch, head, row, key;
   int is_fp32;   // 1: fp32; 0: the dtype of q
   int in_pairs;  // 1: the bias of keys 2i and 2i + 1 can be loaded at once
@@ -146,10 +146,10 @@ struct FwdParams {
   View k, v;   // [batch, seqlen_k, num_heads_kv, 1, head_dim or head_dim_v]
   View out;    // [batch, seqlen_q, num_heads_kv, group, head_dim_v]
   float* lse;  // [batch, num_heads_q, seqlen_q], packed: [num_heads_q, total_q]; natural logarithm
-  int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: seqlens are the longest
-  int total_q, total_k;                                // packed: tokens
-  int head_dim, head_dim_v;                            // without padding
-  int heads_together;                                  // see core/schedule.cuh
+  int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: longest seqlen_q, seqlen_k
+  int total_q, total_k;                                // packed: numbers of tokens
+  int head_dim, head_dim_v;                            // columns without padding
+  int heads_together;                                  // width in core/schedule.cuh
   int leaves_few;  // packed: other kernels compute the sequences of few queries on many keys
   float softmax_scale;
   Packing packing;
@@ -192,7 +192,7 @@ struct DeltaParams {
   Divisor by_tiles, by_num_heads_q, by_group;  // filled in at the launch
   const float* sinks;                          // see FwdParams::sinks
   float* dsinks;                               // shape of lse: terms of the gradient of the sinks
-  int* dq_turns;                               // null, or BwdParams::dq_turns, to be set to 0
+  int* dq_turns;                               // BwdParams::dq_turns, to set to 0; null: none
   int64_t turns;                               // length of dq_turns
 };
 
@@ -207,8 +207,8 @@ struct BwdParams {
   const float* delta;
   void* ds;           // spilled dS tiles of this chunk, see core/ds_layout.h; null: not stored
   float* dq_accum;    // sums of dQ [units, group, seqlen_q padded to 128, head_dim]; null: not kept
-  float* dk_partial;  // [rows as in sum_rows, head_dim] or null
-  float* dv_partial;  // as dk_partial, with head_dim_v columns
+  float* dk_partial;  // [rows as in sum_rows, head_dim]; null: no partial sums
+  float* dv_partial;  // like dk_partial, but head_dim_v columns
   int64_t ds_tiles_per_head;
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
   int total_q, total_k;
@@ -218,7 +218,7 @@ struct BwdParams {
   int key_begin, key_end;  // multiples of the key tile; key_end may also be seqlen_k
   int group_split;
   int dq_first, dq_last;  // first key chunk: starts dq_accum; last key chunk: writes dq
-  int heads_together;     // see core/schedule.cuh
+  int heads_together;     // width in core/schedule.cuh
   float softmax_scale;
   Packing packing;
   MaskParams mask;
@@ -249,7 +249,7 @@ struct WholeParams {
   BwdParams p;
   View out;  // out, lse and dlse: see DeltaParams
   const float* lse;
-  const float* dlse;  // or null
+  const float* dlse;  // may be null
 };
 
 // Queries and keys per block of the bias gradient kernel.
@@ -273,7 +273,7 @@ struct ReduceParams {
   struct Sum {
     const float* partial;  // [splits, batch * num_heads_kv, seqlen_k, padded]
     View out;              // [batch, seqlen_k, num_heads_kv, 1, columns]
-    int columns, padded;   // columns without padding; columns as compiled
+    int columns, padded;   // columns: without padding; padded: as compiled
     float scale;
   };
   Sum sums[2];  // dK, dV

@@ -48,7 +48,7 @@ __device__ __forceinline__ bool leaves_few(const Params&) {
 __device__ __forceinline__ bool leaves_few(const FwdParams& p) { return p.leaves_few; }
 
 struct Sequence {
-  int q0, k0;  // first rows in the tensors
+  int q0, k0;  // first query and first key in the tensors
   int seqlen_q, seqlen_k;
   bool uncovered_q;  // DocumentRows::uncovered of the queries
 

@@ -42,7 +42,7 @@ __host__ __device__ constexpr int lanes_per_row(int chunks, int threads) {
 
 // The rows of a tile that exist. The tile's other rows are not read, but filled with zeros.
 struct RowSpan {
-  int first, end;  // empty if end <= first
+  int first, end;  // no row exists if end <= first
 };
 
 // Before sm_80: true if tiles are loaded only once their stage is free. Other tiles are loaded

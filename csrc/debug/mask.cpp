@@ -6,7 +6,7 @@ namespace flash_dist::debug {
 
 namespace {
 
-constexpr int TILE = 64;  // MASK_TILE of params.h, which needs CUDA's headers
+constexpr int TILE = 64;  // equals MASK_TILE of core/band.h
 
 int tiles(int seqlen) { return (seqlen + TILE - 1) / TILE; }
 

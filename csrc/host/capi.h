@@ -14,11 +14,11 @@ namespace flash_dist {
 
 // Options of a backward; see plan.h.
 struct BwdOptions {
-  int64_t budget;       // bytes; -1: the current FLASH_DIST_WORKSPACE_MB
+  int64_t budget;       // bytes of workspace; -1: the current FLASH_DIST_WORKSPACE_MB
   int batch_invariant;  // 0 or 1
   // MaskParams::key_slots in host memory; null: unknown, dS is not stored
   const int* key_slots;
-  DropoutParams dropout = {};  // as in the forward
+  DropoutParams dropout = {};  // same as in the forward
 };
 
 }  // namespace flash_dist

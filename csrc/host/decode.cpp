@@ -64,7 +64,8 @@ void check_latent(const DecodeParams& p) {
 }
 
 // Rejects arguments that the binding rejects, for callers without the binding. Kernels compute the
-// row of a new key in 32 bits: it must not overflow before they compare it with the capacity.
+// row of a new key in 32 bits, which must not overflow before they compare the row with the
+// capacity.
 template <class Params>
 void check_cache(const Params& p, int64_t num_heads_q) {
   const std::string problem =

@@ -7,7 +7,7 @@ namespace flash_dist {
 
 // A third split per multiprocessor is not faster.
 constexpr int SPLITS_PER_SM = 2;
-// At most one in this many splits may be left out.
+// choose_splits() leaves out at most one in this many splits.
 constexpr int IDLE_SPLITS = 16;
 
 // Returns the number of splits: as many as blocks run at a time, or slightly fewer if the splits of

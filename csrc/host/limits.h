@@ -17,8 +17,8 @@ constexpr int64_t MAX_SEQLEN = UNBOUNDED - ROW_MARGIN;
 constexpr int64_t MAX_TOTAL = INT32_MAX - ROW_MARGIN - 1;
 
 struct CallSizes {
-  int64_t batch, seqlen_q, seqlen_k, num_heads_q;  // packed: seqlens are the longest
-  int64_t total_q, total_k;                        // packed, else 0
+  int64_t batch, seqlen_q, seqlen_k, num_heads_q;  // packed: longest seqlen_q, seqlen_k
+  int64_t total_q, total_k;                        // packed: numbers of tokens, else 0
 };
 
 // Returns a message about a size that is too large, or too small to divide by; empty if all fit.

@@ -13,7 +13,7 @@ using Encode = decltype(&cuTensorMapEncodeTiled);
 
 constexpr int BOX_COLUMNS = 64;
 constexpr int64_t ELEMENT_BYTES = 2;
-constexpr int64_t STRIDE_LIMIT = int64_t{1} << 40;  // bytes
+constexpr int64_t STRIDE_LIMIT = int64_t{1} << 40;  // in bytes
 
 // Returns null if the driver lacks the function; this answer is final. Any other failure throws,
 // and the next call retries: falling back to other kernels would change the bits. The library does
@@ -40,7 +40,7 @@ Encode encode() {
 // An axis of a tensor map. Its size is 1 if all indices share the same memory. The stride of an
 // axis of size 1 is not used.
 struct Axis {
-  int64_t size, stride;  // in elements
+  int64_t size, stride;  // stride in elements
 
   Axis(int64_t size_, int64_t stride_) : size(stride_ == 0 ? 1 : size_), stride(stride_) {}
 

@@ -78,8 +78,8 @@ struct KernelSize {
 bool may_store_ds(bool has_dq_gemm, int64_t budget, bool batch_invariant);
 
 struct BwdShape {
-  int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: seqlens are the longest
-  int total_q;                                         // packed: tokens, else -1
+  int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: longest seqlen_q, seqlen_k
+  int total_q;                                         // packed: number of tokens, else -1
   int head_dim, head_dim_v;                            // columns of the compiled dK/dV kernel
   int columns_v;                                       // columns of v without padding
   bool aligned;     // queries cannot be cut: ALiBi, bias and dropout depend on a query's position
@@ -123,8 +123,8 @@ struct BwdStep {
 
 struct BwdPlan {
   bool whole = false;             // one kernel computes dK, dV and dQ, one unit per block
-  bool fused = false;             // else: one kernel computes dK, dV and dQ
-  bool spill = false;             // else: dQ = stored dS @ K; false: S and dP are recomputed for dQ
+  bool fused = false;             // not whole: one kernel computes dK, dV and dQ
+  bool spill = false;             // not fused: dQ is stored dS @ K; false: S and dP are recomputed
   int group_split = 1;            // blocks that share the query heads of one kv head
   int query_split = 1;            // fused: blocks that share the queries of each group split
   bool first_keys_first = false;  // fused: sum dQ from the first keys to the last
@@ -132,10 +132,10 @@ struct BwdPlan {
   int rows_padded = 0;            // statistics rows per head
   std::vector<BwdChunk> chunks;
   std::vector<BwdStep> steps;
-  int64_t ds_tiles_per_head = 0;  // of the chunk that has most
+  int64_t ds_tiles_per_head = 0;  // largest value of all chunks
   // Bytes, except stripe_rows:
   int64_t ds = 0;          // spilled dS of the largest chunk
-  int64_t dq_accum = 0;    // fp32 dQ between key chunks, or of one chunk if fused
+  int64_t dq_accum = 0;    // fp32 sums of dQ: kept between key chunks, or of a fused chunk
   int64_t dq_turns = 0;    // counters of the fused kernel
   int64_t dk_partial = 0;  // fp32 dK: partial sums of the splits, or sums kept between query chunks
   int64_t dv_partial = 0;

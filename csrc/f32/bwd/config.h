@@ -13,7 +13,7 @@ namespace flash_dist {
 struct F32DkdvWork {
   const float *q, *dout;  // first query of query head 0
   int64_t statistics;     // statistics row of that query
-  int batch, head;        // head: number of query head 0
+  int batch, head;        // head: index of query head 0 among all query heads
   int group_heads_begin, group_heads_end;
   int seqlen_q, seqlen_k;
   int key0;

@@ -94,7 +94,7 @@ struct F32Dkdv {
     const F32DkdvItem& item = this->item(i);
     const Warp warp;
     const int code = item.code[warp.row0() / MASK_TILE];
-    if (code == TILE_EMPTY) return;  // same for all warps that share these keys
+    if (code == TILE_EMPTY) return;  // all warps that share these keys return
     const uint32_t q_slice = Rows::at(tiles.q(s), 0, warp.column0());
     const uint32_t dout_slice = Rows::at(tiles.dout(s), 0, warp.column0());
 

@@ -37,7 +37,7 @@ struct F32DqRecompute {
   using Warp = WarpPlace<Config>;
   using Scores = Accumulator<1, BLOCK_N / 8>;
   using Sum = Accumulator<1, SLICE / 8>;
-  using Statistics = float[2];  // per row of the lane
+  using Statistics = float[2];  // a value per row of the lane
 
   const BwdParams& p;
   const DqTiles<Config>& tiles;
@@ -66,7 +66,7 @@ struct F32DqRecompute {
     const Warp warp;
     const int code =
         key_blocks.is_full(j) ? TILE_FULL : key_blocks.code(j, warp.row0() / MASK_TILE);
-    if (code == TILE_EMPTY) return;  // same for all warps that share these queries
+    if (code == TILE_EMPTY) return;  // all warps that share these queries return
     const uint32_t k_slice = Rows::at(tiles.k(s), 0, warp.column0());
 
     // S = Q @ K.T                                        [16, BLOCK_N] per warp

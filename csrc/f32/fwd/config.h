@@ -18,7 +18,7 @@ struct F32FwdWork {
   int row0;                // first query
   int rows;                // rows from row0 to the end
   MaskPlace place;
-  RowSpan keys;  // keys of the sequence that exist
+  RowSpan keys;  // from the first to the last key that any query sees
   float slope;   // ALiBi slope
   KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
 

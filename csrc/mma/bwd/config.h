@@ -128,7 +128,7 @@ struct DqRecomputeConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   };
   struct NoExchange {};
   struct DsExchange {
-    alignas(16) uint16_t ds[BLOCK_M * Plan::BLOCK_N];  // as A fragments
+    alignas(16) uint16_t ds[BLOCK_M * Plan::BLOCK_N];  // stored as A fragments
   };
   struct Smem {
     alignas(128) uint16_t q[BLOCK_M * HEAD_DIM];  // reused to stage dQ

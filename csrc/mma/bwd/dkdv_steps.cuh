@@ -258,7 +258,7 @@ struct DkdvCompute {
     constexpr int MT = Config::ROW_TILES;
     constexpr int BLOCKS = Config::BLOCK_M / 16;
     const int code = tile_code(p, smem.work, smem.stage[s].item, warp.half);
-    if (code == TILE_EMPTY) {  // same for the whole team
+    if (code == TILE_EMPTY) {  // all warps of the team take the same branch
       // Not needed for the results: the stage's barrier already separates the stages. But
       // compute-sanitizer's racecheck reports hazards between stages if only some teams arrive at
       // their barrier.

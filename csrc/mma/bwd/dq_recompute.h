@@ -37,7 +37,7 @@ struct DqRecompute {
   static constexpr int NT = SUB_N / 8;
   using Scores = Accumulator<MT, NT>;
   using Sum = Accumulator<MT, HEAD_DIM / 8 / SPLIT>;
-  using Statistics = float[MT][2];  // per row of the lane
+  using Statistics = float[MT][2];  // a value per row of the lane
 
   const BwdParams& p;
   typename Config::Smem& smem;

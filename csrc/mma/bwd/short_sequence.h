@@ -35,7 +35,7 @@ struct ShortSequence {
   using OperandK = Operand<HEAD_DIM>;
   using OperandV = Operand<HEAD_DIM_V>;
   using OperandS = Operand<TILE>;
-  using Scores = Accumulator<1, SUB / 8>;  // of a warp's keys and SUB queries
+  using Scores = Accumulator<1, SUB / 8>;  // a warp's keys x SUB queries
   using DkSum = Accumulator<1, HEAD_DIM / 8>;
   using DvSum = Accumulator<1, HEAD_DIM_V / 8>;
 

@@ -18,7 +18,7 @@ struct FwdWork {
   const uint16_t *k, *v;  // first key of the sequence
   int row0;               // first query of the block
   MaskPlace place;
-  RowSpan keys;  // keys of the sequence that exist
+  RowSpan keys;  // from the first to the last key that any query sees
   float slope;   // ALiBi slope
   KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
 
@@ -46,7 +46,7 @@ struct FwdConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
 
   struct NoExchange {};
   struct Exchange {
-    alignas(16) uint16_t p[BLOCK_M * Plan::BLOCK_N];  // as A fragments
+    alignas(16) uint16_t p[BLOCK_M * Plan::BLOCK_N];  // stored as A fragments
     float rows[SPLIT][BLOCK_M];  // row maxima over a warp's keys; at the end row sums
   };
 
