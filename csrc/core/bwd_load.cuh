@@ -154,8 +154,8 @@ struct QueryCopies {
   OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM_V> copy_dout;
   StatCopy<typename Config::Target, Config::BLOCK_M> copy_stats;
 
-  // Starts the copies for the queries from row0 on of a query head of the group. rows: the queries
-  // that exist, relative to row0. `work` points at query 0 of head 0 (`q`, `dout` and `statistics`).
+  // Starts the copies for the queries from row0 on, of a query head of the group. rows: the queries
+  // that exist, relative to row0. In `work`, q, dout and statistics are those of query 0 of head 0.
   // Returns the statistics row of row0.
   template <class Work>
   __device__ __forceinline__ int64_t fetch(const BwdParams& p, const Work& work,

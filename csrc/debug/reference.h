@@ -1,5 +1,5 @@
-// Computes attention and its gradients in float64 from the formulas, and compares tensors with
-// them.
+// Computes attention and its gradients in float64 from their formulas, and compares tensors with
+// these results.
 #pragma once
 
 #include <string>

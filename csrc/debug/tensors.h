@@ -1,4 +1,4 @@
-// The tensors of one attention, in the order in which they are printed.
+// The tensors of one attention call, in the order in which they are printed.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -32,9 +32,9 @@ class ChunkPlanner : PlanGrid {
  public:
   explicit ChunkPlanner(const PlanGrid& grid) : PlanGrid(grid) {}
 
-  // Finds the cheapest cut within `left` bytes. If several cost the same, takes the one with the
-  // fewest units. Masks with arrays cannot be cut, because they have slots for whole key tiles
-  // only. Packed documents cannot be cut either, because they start anywhere.
+  // Finds the cheapest cut within `left` bytes. If several cuts cost the same, takes the cut with
+  // the fewest units. Masks with arrays cannot be cut, because they have slots only for whole key
+  // tiles. Packed documents cannot be cut either, because they may start at any row.
   bool cut(BwdPlan& plan, int64_t left) const {
     if (shape_.mask.kind != MaskKind::BAND || shape_.total_q >= 0) return false;
     if (shape_.aligned) return false;

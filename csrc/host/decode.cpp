@@ -16,7 +16,7 @@ namespace flash_dist {
 
 namespace {
 
-constexpr int64_t MAX_KEY_BLOCKS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
+constexpr int64_t MAX_KEY_BLOCKS = INT32_MAX;  // over all sequences: kernels count in 32 bits
 constexpr int FEW_ROWS = 16;                   // rows of a work tile that one mma covers
 constexpr int MAX_HEAD_DIM = 512;              // if the values are a tensor of their own
 constexpr int SPLIT_HEAD_DIM = 256;            // up to here, latent keys are read as K and as V
@@ -179,8 +179,8 @@ class Decode {
     return pair.variant != nullptr ? pair : latent;
   }
 
-  // Chooses the multi-row kernel if there are more rows than one mma has and the kernel is built in
-  // and loads.
+  // Chooses among the kernels that are built in and load: for latent keys, for more rows than one
+  // mma covers, for pairs of blocks, or else the kernel for 16 rows.
   Loaded choose_kernel() const {
     if (latent_) return choose_latent_kernel();
     if (most_rows(p_) > FEW_ROWS) {

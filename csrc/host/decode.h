@@ -17,8 +17,8 @@ bool may_have_few_queries(const Call& call, const FwdParams& p);
 void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Allocate allocate,
                       void* context);
 
-// Converts a forward to attention to a cache. few_alone: only packed sequences of few queries on
-// many keys.
+// Converts the arguments of a forward to those of attention to a cache. few_alone: compute only
+// packed sequences of few queries on many keys.
 DecodeParams as_cache(const FwdParams& p, bool few_alone = false);
 
 // Computes a whole forward as attention to a cache. The mask must be a band.

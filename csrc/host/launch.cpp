@@ -107,7 +107,8 @@ void complete(const Call& call, FwdParams& p) {
   p.sm_count = device_info(call.device).sm_count;
 }
 
-// Returns the kernel for calls with a bias if there is one, else the general one.
+// Returns the kernel of Role::FWD_BIAS if the call has a bias and that kernel supports the call,
+// otherwise the kernel of Role::FWD.
 Loaded find_forward(const Call& call, const FwdParams& p) {
   const auto key = [&](Role role) {
     return make_key(role, dtype_of(call), {p.head_dim, p.head_dim_v});

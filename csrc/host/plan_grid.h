@@ -9,7 +9,7 @@
 
 namespace flash_dist {
 
-constexpr int ROW_PADDING = 128;  // the largest query tile
+constexpr int ROW_PADDING = 128;  // number of queries in the largest query tile
 // A grid that fills 95 % of the device counts as a full wave. Filling the rest of the device would
 // take more splits or fewer chunks, which cost more than they gain.
 constexpr int WAVE_PERCENT = 95;

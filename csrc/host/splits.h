@@ -22,8 +22,8 @@ constexpr int64_t WORTH = 50;
 // them. LAUNCH_STEPS is the cost of that launch.
 constexpr int64_t SUM_STEPS = 3;
 constexpr int64_t LAUNCH_STEPS = 1;
-// Blocks that share queries must save this many steps each. Otherwise the extra launch, which adds
-// their sums, takes as long as they save.
+// Query splits must save each block this many steps of queries. Otherwise the extra launch, which
+// adds their sums, takes as long as they save.
 constexpr int64_t LEAST_SAVED = 4;
 // Under a causal mask with one query head per kv head, dQ is summed from the first keys to the last
 // in two cases. With at most FIRST_KEYS_WAVES waves of blocks, this order balances them. With at
@@ -81,7 +81,7 @@ class SplitPlanner : PlanGrid {
   }
 
   // True if waiting for the dQ semaphores takes longer than storing dS. All blocks of a head that
-  // see the first queries start there, one after the other. With more waves only the first wave
+  // see the first queries start with them, one after the other. With more waves only the first wave
   // waits. At head_dim 64 storing dS takes 1.5 times as long, so waiting is cheaper.
   bool waits(const BwdPlan& plan) const {
     if (shape_.mask.kind != MaskKind::BAND || packed() || shape_.head_dim <= 64) return false;

@@ -73,7 +73,7 @@ __device__ __forceinline__ void gemm_ab_step(Accumulator<MT, NT>& c, const uint3
   }
 }
 
-// Returns the operand of the warp that owns the 16-column blocks number, number + SPLIT, ...
+// Returns the operand of the warp that owns the 16-column blocks `number`, `number` + SPLIT, ...
 template <int HEAD_DIM>
 __device__ __forceinline__ Operand<HEAD_DIM> share(Operand<HEAD_DIM> b_trans, int number) {
   return {b_trans.row, b_trans.phase ^ (number << 5)};

@@ -58,7 +58,7 @@ struct DkdvStep {
   typename Config::Smem& smem;
   const DkdvTiles<Config>& tiles;
   DkdvWarp<Config> warp;
-  int s;                            // stage
+  int s;                            // index of the stage
   int code;                         // the mask's code of the tile
   int slot;                         // dS slot; -1: not stored
   int row0;                         // first query

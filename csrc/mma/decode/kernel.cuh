@@ -202,7 +202,7 @@ struct DecodeBlock {
     key_block.out.clear();
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i) {
-      const uint32_t sV = ring.next(p);  // after its barrier, P and sums of all warps are stored
+      const uint32_t sV = ring.next(p);  // its barrier also waits for P and sums of all warps
       const auto b_v = flash_dist::share(Operand<HEAD_DIM>::b_trans(sV), own.warp_n);
 #pragma unroll
       for (int k = 0; k < KEY_STEPS; ++k) {

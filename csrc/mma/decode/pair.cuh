@@ -62,7 +62,7 @@ struct BlockPair {
     return rank == 0 ? of_first(extent) : extent.key_blocks() - of_first(extent);
   }
 
-  // Stores the partial of a key block of the second block to the first block.
+  // In the second block: stores the partial of a key block to the first block's shared memory.
   __device__ __forceinline__ void send(const DecodeCursor& at, const Partial<OT>& key_block) const {
     const int number = at.key_block - at.extent.first - of_first(at.extent);
     if (number == 0) cluster_wait();  // the first block has started
