@@ -1,6 +1,6 @@
 // The torch operators of attention, on the stable ABI. They declare the schemas, allocate outputs
 // and workspace with torch's allocator, and launch on the current stream. Python checks the
-// arguments, because it has the error types. The operators check only those arguments again that
+// arguments, because it has the error types. The operators repeat only the checks of arguments that
 // could corrupt memory.
 #include <algorithm>
 #include <cstdint>

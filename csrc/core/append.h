@@ -93,7 +93,7 @@ __device__ __forceinline__ void append_block(const AppendParams& p) {
   const int64_t keys = int64_t{p.batch} * p.cache.seqlen_new * p.num_heads_kv;
   int64_t item = int64_t{blockIdx.x} * Config::BLOCK_ROWS + threadIdx.x / Config::LANES;
 
-  if (item < 2 * keys) {  // a new row of K or V, in this order
+  if (item < 2 * keys) {  // first the new rows of K, then those of V
     const bool is_v = item >= keys;
     const RowPlace at(is_v ? item - keys : item, p.cache.seqlen_new, p.num_heads_kv);
     if (column >= (is_v ? p.head_dim_v : p.head_dim)) return;

@@ -20,7 +20,7 @@ struct Combine {
 
   __device__ __forceinline__ Combine(float earlier, float later) : top(fmaxf(earlier, later)) {
     const float offset = top == -INFINITY ? 0.0f : top;  // avoids inf - inf
-    keep = exp2_approx(__fsub_rn(earlier, offset));      // exactly 1 for the larger maximum
+    keep = exp2_approx(__fsub_rn(earlier, offset));      // exactly 1 if `earlier` is the maximum
     add = exp2_approx(__fsub_rn(later, offset));
   }
   __device__ __forceinline__ float operator()(float earlier, float later) const {

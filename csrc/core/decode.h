@@ -51,7 +51,7 @@ struct DecodeParams {
   int head_dim, head_dim_v;                  // columns without padding
   int left, right;                           // sides of the window; UNBOUNDED: no limit
   int bottom_right;                          // 1: window aligned bottom right; 0: top left
-  int few_alone;                             // 1: only sequences of few queries on many keys
+  int few_alone;                             // 1: compute only sequences with is_few_queries()
   float softmax_scale;
   ScoreParams scores;
   const float* sinks;  // see FwdParams::sinks
@@ -60,7 +60,7 @@ struct DecodeParams {
   int row_tiles;       // ceil(group * seqlen_q / block_rows): maximum number of tiles per kv head
   int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
   int splits;          // number of splits of all key blocks; a thread block computes one split
-  int tiles_differ;    // 1: a tile has only the key blocks that its rows see; 0: that any row sees
+  int tiles_differ;    // 1: a tile has only the key blocks that its rows see; 0: those any row sees
   int columns;         // compiled columns of a partial result
   int max_key_blocks;  // with more key blocks no work tile is split: partial_out would be too small
   float* partial_out;  // [partials, partial_rows, columns]

@@ -111,7 +111,7 @@ __device__ __forceinline__ void draw(uint32_t (&x)[MT][4], const DropoutParams& 
   }
 }
 
-template <class Dropout>  // DropoutParams, or a struct with its member threshold
+template <class Dropout>  // DropoutParams, or another struct with a member threshold
 __device__ __forceinline__ bool keeps_low(uint32_t x, const Dropout& p) {
   return x << 16 < p.threshold;
 }

@@ -1,4 +1,4 @@
-// The tensor maps through which TMA accesses the tensors of a call. Each launch makes its own maps,
+// The tensor maps through which TMA accesses the tensors of a call. Each launch makes new maps,
 // which takes 0.1 us per map. The first launch looks up the driver function that makes maps.
 #pragma once
 

@@ -132,7 +132,7 @@ struct MaxLogit {
     Products::multiply(s, q_tile(stage), warp_row0, k_tile(stage));
   }
 
-  // Raises `top`, the largest score of each of the lane's rows, to the scores of key block j.
+  // Updates `top`, the largest score of each of the lane's rows, with the scores of key block j.
   __device__ __forceinline__ void compare(float (&top)[MT][2], Scores& s, int j) const {
     if (p.scores.has_score_mod || !work.blocks.is_full(j)) {
       modify_and_mask<sizeof(E) == 2 ? Tanh::FAST : Tanh::EXACT, T, false>(s, p, work, warp_row0,

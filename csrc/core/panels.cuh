@@ -18,9 +18,9 @@ __device__ __forceinline__ uint32_t uniform(uint32_t address) {
 
 template <int ROWS>
 struct Panels {
-  static constexpr int COLUMNS = 64;  // value per panel
+  static constexpr int COLUMNS = 64;  // columns of a panel
   static constexpr int ROW_BYTES = 2 * COLUMNS;
-  static constexpr int BYTES = ROWS * ROW_BYTES;  // value per panel
+  static constexpr int BYTES = ROWS * ROW_BYTES;  // bytes of a panel
   static_assert(ROWS % 8 == 0);
 
   __host__ __device__ static constexpr int count(int columns) {

@@ -149,7 +149,7 @@ struct FwdParams {
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: longest seqlen_q, seqlen_k
   int total_q, total_k;                                // packed: numbers of tokens
   int head_dim, head_dim_v;                            // columns without padding
-  int heads_together;                                  // width in core/schedule.cuh
+  int heads_together;                                  // the `width` of core/schedule.cuh
   int leaves_few;  // packed: other kernels compute the sequences of few queries on many keys
   float softmax_scale;
   Packing packing;
@@ -218,7 +218,7 @@ struct BwdParams {
   int key_begin, key_end;  // multiples of the key tile; key_end may also be seqlen_k
   int group_split;
   int dq_first, dq_last;  // first key chunk: starts dq_accum; last key chunk: writes dq
-  int heads_together;     // width in core/schedule.cuh
+  int heads_together;     // the `width` of core/schedule.cuh
   float softmax_scale;
   Packing packing;
   MaskParams mask;

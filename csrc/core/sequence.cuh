@@ -39,8 +39,8 @@ struct DocumentRows {
   }
 };
 
-// True if other kernels compute the sequences of few queries on many keys. Sequence then gives such
-// a sequence no queries.
+// True if other kernels compute the sequences of few queries on many keys. The constructor of
+// Sequence then sets their seqlen_q to 0.
 template <class Params>
 __device__ __forceinline__ bool leaves_few(const Params&) {
   return false;

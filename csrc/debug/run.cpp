@@ -40,7 +40,7 @@ void print_inputs(const Inputs& inputs) {
 constexpr int WARM_UP = 3;
 
 c10::Event record(c10::Stream stream) {
-  c10::Event event(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);  // records the time
+  c10::Event event(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);  // an event with timing
   event.record(stream);
   return event;
 }

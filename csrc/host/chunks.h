@@ -21,7 +21,7 @@ constexpr int64_t MOST_WAVES = 4;
 // Chunks with fewer query tiles would spend more time to load and store dK and dV than they save by
 // storing dS.
 constexpr int64_t LEAST_QUERY_TILES = 32;
-// The fixed cost of a block, in tiles. Its own operands cost BLOCK_OVERHEAD tiles. Loading and
+// The fixed cost of a block, in tiles. The block's operands cost BLOCK_OVERHEAD tiles. Loading and
 // storing its sums costs one tile per DKDV_COLUMNS columns, or one tile per DQ_COLUMNS columns for
 // the dQ kernel, which is bound by memory.
 constexpr int64_t BLOCK_OVERHEAD = 6;

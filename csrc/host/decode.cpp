@@ -18,8 +18,8 @@ namespace {
 
 constexpr int64_t MAX_KEY_BLOCKS = INT32_MAX;  // over all sequences: kernels count in 32 bits
 constexpr int FEW_ROWS = 16;                   // rows of a work tile that one mma covers
-constexpr int MAX_HEAD_DIM = 512;              // if the values are a tensor of their own
-constexpr int SPLIT_HEAD_DIM = 256;            // up to here, latent keys are read as K and as V
+constexpr int MAX_HEAD_DIM = 512;              // largest one if V is a separate tensor
+constexpr int SPLIT_HEAD_DIM = 256;            // up to this head_dim, latent keys are read twice
 constexpr int COMBINE_BLOCKS_PER_SM = 5;       // blocks of the combine kernel
 // Latent keys: P is stored for calls with at most FEW_LATENT_TILES work tiles and FEW_KEY_BLOCKS
 // key blocks. The keys of such calls are read twice.

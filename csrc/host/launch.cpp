@@ -92,7 +92,7 @@ Loaded find_with_max_logit(const Call& call, const FwdParams& p, const Loaded& k
   return same ? found : Loaded{};
 }
 
-// Finds the largest score of each head in a launch of its own. few_alone: see MaxLogitParams.
+// Finds the largest score of each head in a separate launch. few_alone: see MaxLogitParams.
 void run_max_logit(const Call& call, const FwdParams& p, float* max_logit, bool few_alone = false) {
   MaxLogitParams all{p, max_logit, few_alone};
   all.p.leaves_few = 0;
@@ -220,8 +220,8 @@ int64_t workspace_bytes(const BwdPlan& plan) {
          aligned(plan.dq_turns) + aligned(plan.dk_partial) + aligned(plan.dv_partial);
 }
 
-// With at most this many waves of blocks, the time matters for which blocks of the first wave wait
-// for each other's semaphores.
+// With at most this many waves of blocks, it takes a noticeable share of the time that blocks of
+// the first wave wait for each other's semaphores.
 constexpr int64_t FEW_ROUNDS = 4;
 
 // Dtypes FP32 and IEEE32 share the kernels without matrix products.

@@ -45,7 +45,7 @@
 //
 //   statistics  0 if whole, else 8 * num_heads_q * rows, rows = batch * up(seqlen_q),
 //               packed: up(total_q + 128 * batch), with up() the next multiple of 128;
-//               12 instead of 8 if dQ normalizes
+//               12 instead of 8 if the dQ kernel computes normalizers
 //   ds          8192 * heads * ds_tiles_per_head, heads: query heads of the largest chunk, which
 //               are group * units unless queries are cut
 //   dq_accum    4 * group * units * up(seqlen_q) * head_dim of the largest chunk, if keys are cut
@@ -124,7 +124,7 @@ struct BwdStep {
 struct BwdPlan {
   bool whole = false;             // one kernel computes dK, dV and dQ, one unit per block
   bool fused = false;             // not whole: one kernel computes dK, dV and dQ
-  bool spill = false;             // not fused: dQ is stored dS @ K; false: S and dP are recomputed
+  bool spill = false;             // not fused: dQ = stored dS @ K; false: S and dP are recomputed
   int group_split = 1;            // blocks that share the query heads of one kv head
   int query_split = 1;            // fused: blocks that share the queries of each group split
   bool first_keys_first = false;  // fused: sum dQ from the first keys to the last

@@ -1,10 +1,10 @@
 // Matrix instructions of a warpgroup (4 warps, the first with a number divisible by 4) on sm_90a:
 // D[64, N] (+)= A[64, 16] @ B[16, N], asynchronous, fp32 accumulators.
 //
-// The instructions that a warpgroup has issued since the last commit form a group. While a product
-// is in flight, code must not access its accumulator, nor A if A is in registers. A fence must come
-// after any other use of these registers, before the first instruction of a product. (PTX ISA,
-// "Asynchronous wgmma Instructions".)
+// The instructions that a warpgroup has issued since the last commit form a group. Code must wait
+// for a product before it accesses the product's accumulator, or A if A is in registers. A fence
+// must come after any other use of these registers, before the first instruction of a product. (PTX
+// ISA, "Asynchronous wgmma Instructions".)
 //
 // Warp w has rows 16 w to 16 w + 15 of D, as the d fragments of mma m16n8 (ptx/mma.cuh), in d[N /
 // 8][4]. A in registers is the a fragment of m16n8k16 of the same rows.

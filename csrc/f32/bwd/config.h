@@ -137,7 +137,7 @@ struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
     Stage stage[Plan::STAGES];
     alignas(16) float exchange[SPLIT == 1 ? 4 : WARPS * ROWS * BLOCK_M];
     F32DkdvWork work;
-    F32DkdvCursor<BLOCK_M, BLOCK_N> cursor;  // thread 0's; not in registers, which dK and dV need
+    F32DkdvCursor<BLOCK_M, BLOCK_N> cursor;  // used by thread 0; in shared memory to save registers
     F32DkdvItem items[ITEMS];
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
