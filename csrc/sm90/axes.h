@@ -10,7 +10,7 @@
 
 namespace flash_dist {
 
-// The axes of tensors like q, and of tensors like k and v.
+// The axes of q and of tensors with its axes (out, dout), and those of k and v.
 struct CallAxes {
   int rows_q, rows_k;
   Axes q, k;
@@ -44,7 +44,7 @@ struct BiasTensor {
   }
 };
 
-// Returns why a bias cannot have a map; null if it can.
+// Returns why no tensor map can describe the bias; null if one can.
 template <class Params>
 const char* find_bias_map_problem(const Params& p) {
   if (p.bias.key != 1 || p.seqlen_k > INT32_MAX / 2) return "keys of the bias are not neighbours";
@@ -94,7 +94,7 @@ const char* find_problem_beside_bias(Params p, const View& like_out) {
   return find_problem<Config>(p, like_out);
 }
 
-// Describes a tensor map to make for a view, with boxes of box_rows rows.
+// Arguments of make_maps() for one view: its tensor map gets boxes of box_rows rows.
 struct MapRequest {
   CUtensorMap* map;
   AxisSteps* steps;
@@ -115,7 +115,7 @@ cudaError_t make_maps(const MapRequest (&requests)[COUNT]) {
   return cudaSuccess;
 }
 
-// Makes the map of the bias in the parameters of a kernel.
+// Makes the tensor map of the bias, and stores it in the kernel's parameters.
 template <class Config, class Params>
 cudaError_t make_bias_map(Params& all) {
   const BiasTensor bias(all.p);

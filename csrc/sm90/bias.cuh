@@ -9,7 +9,7 @@ namespace flash_dist {
 
 template <class T>
 __device__ __forceinline__ float2 bias_of_pair(uint32_t pair) {
-  // LOWEST: the largest number of the dtype that is not above MASKED.
+  // LOWEST: two copies of the largest value of the dtype that is not above MASKED.
   constexpr bool FP16 = std::is_same_v<T, Fp16>;
   constexpr uint32_t LOWEST = FP16 ? 0xfbfffbffu : 0xc780c780u;  // -65504, -65536
   constexpr uint32_t INFINITE = FP16 ? 0xfc00fc00u : 0xff80ff80u;

@@ -1,5 +1,5 @@
-// Dropout in the Hopper kernels, with the numbers of core/dropout.cuh. Values that are the same in
-// all lanes of a warp are in its uniform registers.
+// Dropout in the Hopper kernels, with the random numbers of core/dropout.cuh. Values that are the
+// same in all lanes of a warp are in its uniform registers.
 #pragma once
 
 #include "core/dropout.cuh"
@@ -21,7 +21,7 @@ struct DropoutState {
 // Dropout of a warp's 16 queries from row0 on.
 struct QueryDropout : DropoutState {
   uint32_t sequence_head;
-  uint32_t query, key;  // words of the counter, of a lane's scores with the first 16 keys
+  uint32_t query, key;  // counter words for this lane's scores of keys 0 to 15
 
   __device__ __forceinline__ QueryDropout(const DropoutParams& p, uint32_t sequence_head_, int row0)
       : DropoutState(p),
@@ -54,8 +54,8 @@ struct KeyDropout : DropoutState {
     uint32_t before[2] = {0, 0};
 #pragma unroll
     for (int j = 0; j < NT / 2; ++j) {
-      // NOTE: this is 0, because thresholds end in zeros. The compiler does not know that, so it
-      // computes two numbers at a time; there are no registers for more.
+      // NOTE: this is 0, because the low 16 bits of a threshold are 0. The compiler does not know
+      // that, so it computes only two philox() at a time: more would need too many registers.
       const uint32_t none = before[j % 2] & threshold & 0xffff;
       uint32_t x[1][4] = {{query + j * 8 + none, key, sequence_head, offset}};
       philox(x, key0, key1);

@@ -11,7 +11,7 @@
 
 namespace flash_dist {
 
-// Zeroes the rows of the first ROWS rows that are outside `keep`, with all PANELS * 64 columns.
+// Zeroes those of a tile's first ROWS rows that are outside `keep`, in all PANELS * 64 columns.
 // Their weight in a product is 0, but a NaN would spread. THREADS threads call this; `thread` is
 // this thread's index among them. The caller then calls fence_proxy_async() and a barrier.
 template <class Tile, int ROWS, int PANELS, int THREADS>
@@ -26,7 +26,7 @@ __device__ __forceinline__ void clear_rows(uint32_t tile, const RowSpan& keep, i
   }
 }
 
-// Rounds a warpgroup's 64 rows of an accumulator to 64 rows of a tile.
+// Rounds a warpgroup's 64 rows of an accumulator, and stores them to 64 rows of a tile.
 template <class Tile, class Target, class T, int NT>
 __device__ __forceinline__ void stage_rows(const Accumulator<1, NT>& c, uint32_t tile) {
   const int lane = fresh_thread() % 32;
@@ -57,8 +57,8 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&r)[4]) {
   }
 }
 
-// Stores a warpgroup's 64 rows of an accumulator, rounded, to global memory: only the first `rows`
-// rows and `columns` columns.
+// Rounds a warpgroup's 64 rows of an accumulator, and stores the first `rows` rows and the first
+// `columns` columns to global memory.
 template <class Target, class T, int NT>
 __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint16_t* dst,
                                            int64_t row_stride, int rows, int columns) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint16_t
   }
 }
 
-// Copies 64 rows of a tile with NT * 8 columns to global memory: only the first `rows` rows and
+// Copies a tile of 64 rows and NT * 8 columns to global memory: its first `rows` rows and first
 // `columns` columns.
 template <class Tile, int NT>
 __device__ __forceinline__ void copy_rows(uint32_t tile, uint16_t* dst, int64_t row_stride,

@@ -48,8 +48,8 @@ struct NearTanh {
 
 struct ScoreModParams {
   float inside;   // factor of q . k: scale', or scale / c under a cap
-  float cap;      // c'; 0: none
-  NearTanh near;  // times c' in the forward
+  float cap;      // c'; 0: no soft cap
+  NearTanh near;  // in the forward, its factor includes c'
 };
 
 template <class Params>  // FwdParams or BwdParams, scores filled in
@@ -202,7 +202,7 @@ __device__ __forceinline__ void weigh(const Accumulator<1, NT>& x, uint32_t lse,
          [](float weight, float) { return weight; });
   } else {
     each([&](float t, float minus) { return fmaf(p.cap, t, minus); },
-         [](float weight, float t) { return weight * fma_saturated(-t, t, 1.0f); });  // t = -inf: 0
+         [](float weight, float t) { return weight * fma_saturated(-t, t, 1.0f); });  // 0 for -inf
   }
 }
 

@@ -79,8 +79,8 @@ struct KeySteps {
 };
 
 // Sets masked scores of 16 queries to -inf, in columns [8 * FIRST, 8 * END) of s. key0: the key of
-// the first column, a multiple of 16. word(half, key): one bit per key, 32 keys, set if visible to
-// this lane's row of that half.
+// the first column, a multiple of 16. word(half, key) returns a bit for each of the 32 keys from
+// `key` on, set if the key is visible to this lane's row of that half.
 template <int FIRST, int END, int NT, class Word>
 __device__ __forceinline__ void mask_columns(Accumulator<1, NT>& s, int key0, const Word& word) {
   constexpr int TILES = (END - FIRST) % 4 == 0 ? 4 : 2;  // 8-key tiles per word
@@ -122,7 +122,7 @@ struct VisibleKeys {
   using Steps = KeySteps<BLOCK_N, SOURCE>;
   static constexpr int PARTS = Steps::PARTS;
   static constexpr int TILES = MASK_TILE / 8;
-  // One tile of a list.
+  // The keys of one tile of a list that are visible to the two queries.
   struct Part {
     bool full;
     uint2 bits[2];

@@ -1,11 +1,12 @@
-// The bias of the fused backward kernel for Hopper (core/bias.cuh), in two ways.
+// How the fused backward kernel for Hopper reads a bias (core/bias.cuh): there are two ways.
 //
-// BiasTile: the loading thread fills a stage of dS^T by boxes of 64 queries and 64 keys, one per
-// warpgroup. A warp reads its 16 keys transposed. Later its warpgroup stores dS^T there.
+// BiasTile: the loading thread copies boxes of 64 queries and 64 keys by TMA, one per warpgroup,
+// to a stage of dS^T. A warp reads the biases of its 16 keys transposed. Later its warpgroup stores
+// dS^T in the same memory.
 //
 // BiasElements: while S^T is computed, a warp reads the biases of its 16 keys and of a stage's 64
 // queries from global memory. A 16-bit pair in memory holds two neighbouring keys; movmatrix turns
-// it into a pair of neighbouring queries. This serves what a tensor map cannot describe.
+// it into a pair of neighbouring queries. BiasElements serves biases that no tensor map describes.
 #pragma once
 
 #include "bwd_bias_plans.h"
@@ -40,7 +41,8 @@ const char* refuse_fused_bias_sm90(const void* params) {
   return nullptr;
 }
 
-// Computes 2^SHIFT P^T from S^T. numbers(i): the biases of a pair of queries, i ascending.
+// Computes 2^SHIFT P^T from S^T. numbers(i) returns the biases of pair i of queries; it is called
+// with ascending i.
 template <class Config, int SHIFT, class Scores, class Lse, class Numbers>
 __device__ __forceinline__ void exponentiate_with_bias(Scores& pt, const BwdParams& p,
                                                        const Lse& lse, Numbers numbers) {
@@ -92,13 +94,13 @@ struct BwdSm90BiasElements {
   static constexpr int NT = Config::BLOCK_M / 8;  // tiles of 8 queries
   static constexpr bool TAKES_ALL = Config::BIAS_TAKES_ALL;
   using Fragment =
-      uint32_t[(TAKES_ALL ? 4 : 2) * NT];  // 16-bit biases are pairs and fill half of it
+      uint32_t[(TAKES_ALL ? 4 : 2) * NT];  // with TAKES_ALL, 16-bit pairs fill half of the array
 
   const BwdParams& p;
   const DkdvSm90Work& work;
 
   // Loads the biases of an item. key0: the warp's first key. Queries beyond the end get the bias of
-  // the last one. NOTE: keys beyond the end of a document get any numbers of the bias.
+  // the last query. NOTE: keys beyond the end of a document get arbitrary elements of the bias.
   __device__ __forceinline__ void fetch(Fragment& x, const DkdvItem& item, int key0) const {
     const BiasParams& bias = p.bias;
     const int bytes = bias.is_fp32 ? 4 : 2;
@@ -138,8 +140,8 @@ struct BwdSm90BiasElements {
     return min(i, p.seqlen_k - last);
   }
 
-  // Loads the pairs. Register 2 * n + h holds query lane / 4 of 8, and keys 2 * (lane % 4) and 2 *
-  // (lane % 4) + 1 of 8.
+  // Loads 16-bit biases in pairs. Register 2 * n + h belongs to queries 8 * n to 8 * n + 7 and keys
+  // 8 * h to 8 * h + 7. Of these it holds query lane / 4, and keys 2 * (lane % 4) and the next one.
   template <class Load>
   __device__ __forceinline__ void fetch_pairs(Fragment& x, const uint8_t* head, int row0, int key0,
                                               Load load) const {
@@ -159,8 +161,8 @@ struct BwdSm90BiasElements {
     }
   }
 
-  // Loads fp32 biases. Register (2 * n + h) * 2 + e holds query 2 * (lane % 4) + e of 8 and key
-  // lane / 4 of 8.
+  // Loads fp32 biases. Register (2 * n + h) * 2 + e belongs to the same queries and keys as above.
+  // Of these it holds query 2 * (lane % 4) + e and key lane / 4.
   __device__ __forceinline__ void fetch_fp32(Fragment& x, const uint8_t* head, int row0,
                                              int key0) const {
     const int lane = fresh_thread() % 32;

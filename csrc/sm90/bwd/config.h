@@ -52,7 +52,7 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
   static constexpr BiasLoads BIAS = BiasLoads::NONE;
   using Params = std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 keys; one more loads
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups with 64 keys each
   static constexpr int BLOCK_M = MASK_TILE;              // queries per stage
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
@@ -63,7 +63,7 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
-  // Number of S^T and dP^T for which a warpgroup of keys has registers beside its sums.
+  // 2 if a warpgroup has registers for both S^T and dP^T beside its dK and dV, else 1.
   static constexpr int SCORES_AT_A_TIME = HAS_SCORE_MOD && HEAD_DIM > 96 ? 1 : 2;
 
   using KTile = Panels<BLOCK_N>;
@@ -130,7 +130,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool DROPS = DROPS_;
   static constexpr BiasLoads BIAS = BIAS_;
   static constexpr bool HAS_BIAS = BIAS != BiasLoads::NONE;
-  static constexpr bool BIAS_TAKES_ALL = HEAD_DIM <= 64;  // any strides, and fp32
+  static constexpr bool BIAS_TAKES_ALL = HEAD_DIM <= 64;  // ELEMENTS: fp32, too, and any strides
   using Params = std::conditional_t<
       DROPS, DkdvDropoutSm90Params,
       std::conditional_t<BIAS == BiasLoads::BOXES, DkdvBiasSm90Params,
@@ -140,13 +140,13 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_M = MASK_TILE;
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
-  // True if the warpgroups of keys also compute dQ, because their sums leave no registers for a
-  // warpgroup of dQ.
+  // True if the warpgroups of keys also compute dQ, because their dK and dV leave no registers for
+  // a warpgroup of dQ.
   static constexpr bool KEYS_MULTIPLY = HEAD_DIM + HEAD_DIM_V > 256;
   static_assert(!DROPS || !KEYS_MULTIPLY, "dV is added behind dS, for which P^T has marks");
   static constexpr int WARPGROUPS = CONSUMERS + (KEYS_MULTIPLY ? 1 : 2);  // one warpgroup loads
   static_assert(Plan::WARPS == WARPGROUPS * WARPS_OF_GROUP);
-  // Number of S^T and dP^T for which a warpgroup of keys has registers beside its sums.
+  // 2 if a warpgroup of keys has registers for both S^T and dP^T beside its dK and dV, else 1.
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
   // True if K and V stay in registers as A operands, so that the products read less shared memory.
   static constexpr bool KEYS_IN_REGISTERS =
@@ -161,21 +161,21 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int DS_STAGES = Plan::DS_STAGES;
   static constexpr int DQ_STAGES = Plan::DQ_STAGES;
   static_assert(!KEYS_MULTIPLY || (DS_STAGES == 1 && DQ_STAGES == 1));
-  // Threads that store dQ: one per stage, or two for the only stage. NOTE: not three for one stage:
-  // a thread that waits for dq_read cannot tell a phase from the one two phases earlier.
+  // Threads that store dQ: one per stage, or two that share the only stage. NOTE: three threads
+  // cannot share a stage: one that waits for dq_read cannot tell a phase from the phase two before.
   static constexpr int DQ_THREADS = KEYS_MULTIPLY ? 2 : DQ_STAGES;
   static_assert(DQ_THREADS < WARPS_OF_GROUP, "each has a warp beside the one that loads");
-  // Each of these threads works on one item, and describes its next one.
+  // Items in shared memory: each of these threads works on one item and describes its next one.
   static constexpr int DQ_ITEMS = DQ_THREADS == 2 ? 4 : 8;
   static_assert(DQ_ITEMS >= 2 * DQ_THREADS);
 
   using KTile = Panels<BLOCK_N>;
   using QTile = Panels<BLOCK_M>;
   using DsTile = Panels<BLOCK_N>;  // dS^T of a stage; a row is a key
-  // A warpgroup's bias waits where its dS^T of the item will be; a row is a query.
+  // A warpgroup's bias, in the memory where the warpgroup later stores dS^T; a row is a query.
   using BiasTile = Panels<BLOCK_M>;
   static_assert(CONSUMERS * BiasTile::BYTES == DsTile::count(BLOCK_M) * DsTile::BYTES);
-  using DqTile = Panels<BLOCK_M>;  // dQ of a stage, rounded
+  using DqTile = Panels<BLOCK_M>;  // rounded dQ in a stage
   static constexpr int PANELS = KTile::count(HEAD_DIM);
   static constexpr int V_PANELS = KTile::count(HEAD_DIM_V);
   static constexpr int DQ_FLOATS = BLOCK_M * HEAD_DIM;  // per tile
@@ -221,14 +221,15 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FusedScoredSm90Config : FusedSm90ConfigOf<FusedScoredSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>,
                                                  Target, T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
 
-// CLUSTER_: blocks that share the queries, each with some columns.
+// The configuration of the dQ kernel. CLUSTER_: number of blocks with the same queries; each block
+// computes some columns of dQ.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
           int CLUSTER_ = 1>
 struct DqGemmSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr int CLUSTER = CLUSTER_;
-  static constexpr int COLUMNS = HEAD_DIM / CLUSTER;     // of a block
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one more loads
+  static constexpr int COLUMNS = HEAD_DIM / CLUSTER;     // columns of dQ per block
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups with 64 queries each
   static constexpr int BLOCK_M = CONSUMERS * DS_TILE;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int LOADER_REGISTERS = 40;
@@ -236,7 +237,7 @@ struct DqGemmSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
-  using Tile = Panels<DS_TILE>;  // a tile of keys; at the end, a warpgroup's queries
+  using Tile = Panels<DS_TILE>;  // a tile of K; at the end, dQ of a warpgroup's queries
   static constexpr int PANELS = Tile::count(COLUMNS);
   static constexpr int TILE_BYTES = PANELS * Tile::BYTES;
   static_assert(Plan::STAGES >= CONSUMERS, "the stages of K become those of dQ");

@@ -143,7 +143,7 @@ struct DkdvSm90 {
     hold(gradients);
   }
 
-  // Returns the factor that makes dS^T of score (n, i) from dP^T - delta.
+  // Returns the factor by which dP^T - delta of score (n, i) is multiplied to get dS^T.
   __device__ __forceinline__ static float weight(const Scores& pt, const Fragments& products, int n,
                                                  int i) {
     if constexpr (Config::HAS_SCORE_MOD) {

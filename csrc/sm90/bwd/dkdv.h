@@ -1,4 +1,4 @@
-// The kernels of dK and dV on Hopper: for keys of one block, and for keys that two blocks share.
+// The dK/dV kernels for Hopper: one block per key tile, or two blocks that share a key tile.
 #pragma once
 
 #include "sm90/bwd/dkdv.cuh"

@@ -20,7 +20,7 @@
 
 namespace flash_dist {
 
-enum class PairRole { SCORES, GRADIENTS };  // of the cluster's block 0, and 1
+enum class PairRole { SCORES, GRADIENTS };  // the roles of block 0 and of block 1 of a cluster
 
 template <class Config, PairRole ROLE>
 struct DkdvOfPair {
@@ -39,14 +39,14 @@ struct DkdvOfPair {
   static constexpr bool IS_SCORES = ROLE == PairRole::SCORES;
   static constexpr int PEER = IS_SCORES ? 1 : 0;
   static constexpr int PIECES = BLOCK_M / 16;  // blocks of 512 bytes that a warp sends
-  // Columns of the operands of the first product (K and Q, or V and dO), and of the sum (of dO or
-  // Q).
+  // COLUMNS: those of the first product's operands (K and Q, or V and dO). SUM_COLUMNS: those of
+  // the sum (dV or dK).
   static constexpr int COLUMNS = IS_SCORES ? Config::HEAD_DIM : Config::HEAD_DIM_V;
   static constexpr int SUM_COLUMNS = IS_SCORES ? Config::HEAD_DIM_V : Config::HEAD_DIM;
   static constexpr int PANELS = KTile::count(COLUMNS);
   static constexpr int SUM_PANELS = KTile::count(SUM_COLUMNS);
   using Sum = Accumulator<1, SUM_COLUMNS / 8>;
-  // log2 of the factor of P^T.
+  // log2 of the factor by which P^T is multiplied.
   static constexpr int SHIFT = std::is_same_v<typename Config::T, Fp16> ? 8 : 0;
   static constexpr float BACK = 1.0f / (1 << SHIFT);
   // True if P^T and dS^T are sent before the second product of the previous stage is complete. With
@@ -168,7 +168,7 @@ struct DkdvOfPair {
     if (work.items == 0) return;
     clear_keys();
     Scores x;
-    Fragments even, odd;  // of stages with even and odd numbers since the pipeline began
+    Fragments even, odd;  // of even and of odd stages, counted from the start of the pipeline
     Fragments products;   // with soft cap or ALiBi: the other block computes dS^T from these
     Stages stages;
     Slots slots;
@@ -283,7 +283,7 @@ struct DkdvOfPair {
                                                fresh_thread() % WARPGROUP);
     Steps::publish_zeros();
   }
-  // Writes zeros to the queries of the next sequence, in Q or dO.
+  // Zeroes the rows of Q or dO that belong to the next sequence.
   template <int COUNT>
   __device__ __forceinline__ void clear_queries(uint32_t tile, const Stages& stages) const {
     const int row0 = item(stages).row0;

@@ -32,10 +32,10 @@ struct DkdvSm90Steps {
   using Scores = Accumulator<1, BLOCK_M / 8>;
   using Fragments = uint32_t[BLOCK_M / 16][1][4];
   using Statistics = float2[BLOCK_M / 8];
-  // In fp16, with soft cap or ALiBi, P^T is multiplied by 2^8: below 2^-14, the values from which
-  // dS^T is computed would lose bits.
+  // In fp16, with soft cap or ALiBi, P^T is multiplied by 2^8, and dV is scaled back: below 2^-14,
+  // the values from which dS^T is computed would lose bits.
   static constexpr int SCORE_MOD_SHIFT =
-      Config::HAS_SCORE_MOD && std::is_same_v<T, Fp16> ? 8 : 0;  // log2; dV is scaled back
+      Config::HAS_SCORE_MOD && std::is_same_v<T, Fp16> ? 8 : 0;  // log2 of the factor
 
   const typename Config::Params& params;
   Smem& smem;
@@ -158,7 +158,7 @@ struct DkdvSm90Steps {
     if constexpr (!Config::HAS_SCORE_MOD) return 0.0f;
     return minus_alibi_slope(p.scores, work.batch, work.head + item.head_in_group);
   }
-  // Returns ALiBi's part of this warp's scores.
+  // Returns the ALiBi bias of this warp's scores.
   __device__ __forceinline__ AlibiBias<true> alibi_of(const DkdvItem& item, float slope) const {
     return {slope, item.row0 + work.seqlen_k - work.seqlen_q,
             work.key0 + group_row0() + warp_of_consumer() * 16};
@@ -200,8 +200,8 @@ struct DkdvSm90Steps {
       for (int i = 0; i < 4; ++i) a[k][0][i] = relu<T>(a[k][0][i]);
   }
 
-  // dS^T = P^T (dP^T - delta) of queries 16 * k to 16 * k + 15, in the place of dP^T. pt: 2^SHIFT P^T, as
-  // an A operand.
+  // Replaces dP^T of queries 16 * k to 16 * k + 15 in x by dS^T = P^T (dP^T - delta). pt: 2^SHIFT
+  // P^T, as an A operand.
   template <int SHIFT, class Delta>
   __device__ __forceinline__ static void weigh_gradients(Scores& x, int k, const uint4& pt,
                                                          const Delta& delta) {
@@ -302,8 +302,8 @@ struct DkdvSm90Steps {
     publish_zeros();
   }
 
-  // Writes zeros to the queries of the next sequence. Each warpgroup does so, because the other one
-  // may skip this stage.
+  // Zeroes a stage's rows of Q and dO that belong to the next sequence. Each warpgroup does so,
+  // because the other warpgroup may skip this stage.
   __device__ __forceinline__ void clear_queries(int s, int row0) const {
     if (!lacks_queries(row0)) return;
     const RowSpan here{0, work.seqlen_q - row0};
@@ -320,7 +320,8 @@ struct DkdvSm90Steps {
     store_sum(dv, 1.0f, own_v(), p.dv, p.head_dim_v, p.dv_partial);
   }
 
-  // Writes the warpgroup's rows of dK or dV, through as many rows of a tile.
+  // Writes the warpgroup's rows of dK or dV: rounded, through the same rows of `tile` in shared
+  // memory, or as partial sums.
   template <int NT>
   __device__ __forceinline__ void store_sum(Accumulator<1, NT>& sum, float scale, uint32_t tile,
                                             const View& view, int columns, float* partial) const {
@@ -337,9 +338,9 @@ struct DkdvSm90Steps {
                                  view.row, work.seqlen_k - row0, columns);
   }
 
-  // Calls f(x, y, address) for each pair of columns of this lane's part of dK or dV, in rows of
-  // keys that exist. The address is that of the fp32 sums, which have `width` columns. Those of `sum`
-  // begin at column0.
+  // Calls f(x, y, partial) for each pair of adjacent columns of dK or dV that this lane holds, in
+  // rows of existing keys. partial: the same two columns of `sums`, fp32 in global memory. `sums`
+  // has `width` columns; those of `sum` begin at column0.
   template <int NT, class F>
   __device__ __forceinline__ void each_partial(Accumulator<1, NT>& sum, float* sums, F f,
                                                int width = NT * 8, int column0 = 0) const {

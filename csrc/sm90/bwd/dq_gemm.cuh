@@ -5,8 +5,8 @@
 //           cluster of two blocks, each with half of the columns.
 // Block     a warpgroup of which one thread loads, and 2 warpgroups of 64 queries each.
 // Shared    STAGES stages of one 64-key tile of K and the dS tiles of the block's queries.
-// Pipeline  The copy engine fills the stages. While the products of a stage run, a warp takes its
-//           fragments of dS from the next one.
+// Pipeline  The copy engine fills the stages. While the products of a stage run, a warp reads its
+//           fragments of dS of the next stage.
 //
 // The stored fragments are those of dS^T; transposing their four 8x8 tiles in registers gives the A
 // operand of dS. Key chunks are summed in one accumulator, which is kept in dq_accum between them:
@@ -97,7 +97,7 @@ struct DqGemmSm90 {
   }
 
  private:
-  // The first of this block's columns.
+  // Returns the first column of dQ that this block computes.
   __device__ __forceinline__ static int column0() {
     if constexpr (Config::CLUSTER == 1) return 0;
     return fresh_block() % Config::CLUSTER * COLUMNS;
@@ -108,16 +108,16 @@ struct DqGemmSm90 {
     return (work.sequence.seqlen_k - key0 + 15) / 16;
   }
 
-  // Calls f(x, y, address) for each pair of columns of this lane's part of dQ, with their address
-  // in dq_accum, which keeps dQ between key chunks.
+  // Calls f(x, y, accumulated) for each pair of adjacent columns of dQ that this lane holds.
+  // accumulated: the same two columns in dq_accum, which keeps dQ between key chunks.
   template <class F>
   __device__ __forceinline__ void each_accumulated(Sum& dq, F f) const {
     const int64_t rows = (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
                          int64_t{STATISTICS_ALIGNMENT};
     const int lane = fresh_thread() % 32;
     const int row = consumer() * DS_TILE + warp_of_consumer() * 16 + lane / 4;
-    // NOTE: dq_accum has head_dim columns, not the compiled number: the kernels of dQ and of dK/dV
-    // are chosen independently, and the size of the workspace follows from the latter.
+    // NOTE: dq_accum has p.head_dim columns, not HEAD_DIM: the dQ kernel and the dK/dV kernel are
+    // chosen independently, and the size of the workspace follows from the dK/dV kernel.
     float* at = p.dq_accum + (work.block.head * rows + work.block.row0 + row) * p.head_dim +
                 column0() + lane % 4 * 2;
 #pragma unroll

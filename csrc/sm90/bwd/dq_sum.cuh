@@ -31,7 +31,7 @@ template <int NT>
 struct DqPart : Accumulator<1, NT> {
   using Accumulator<1, NT>::x;
 
-  // Returns the address of four adjacent numbers of this thread.
+  // Returns the address of the four adjacent floats of this thread's x[0][n] in a stage.
   __device__ __forceinline__ static uint32_t place(uint32_t stage, int n) {
     return stage + (n * WARPGROUP + fresh_thread() % WARPGROUP) * 16;
   }
@@ -56,7 +56,7 @@ struct DqPart : Accumulator<1, NT> {
   }
 };
 
-// Some columns of dQ = dS @ K.
+// Computes COLUMNS columns of dQ = dS @ K.
 template <class Config, int COLUMNS>
 struct DqColumns : DqPart<COLUMNS / 8> {
   using Target = typename Config::Target;
@@ -80,7 +80,7 @@ struct DqColumns : DqPart<COLUMNS / 8> {
     wgmma_commit();
   }
 
-  // Writes the columns, from `column` of dQ on, rounded and through the stage.
+  // Scales and rounds the columns, and stores them through the stage to dQ, from `column` on.
   __device__ __forceinline__ void finish(uint32_t stage, float scale, const DqRows& to,
                                          int column) {
     this->scale(scale);
@@ -109,9 +109,9 @@ struct DqSum : DqColumns<Config, Config::HEAD_DIM == 96 ? 96 : 64> {
   }
 };
 
-// The columns of dQ that warpgroup `half` of the two with keys computes: a panel of K, and half of
-// the panel between the panels of the two warpgroups. Holds where these columns begin in dQ, in the
-// tile of K and in a stage.
+// The columns of dQ that warpgroup `half` (0 or 1) of keys computes: those of the first or the last
+// of the three panels of K, and half of the middle panel. The functions return where these columns
+// begin in dQ, in the tile of K and in a stage.
 template <class Config>
 struct DqHalf {
   using KTile = typename Config::KTile;

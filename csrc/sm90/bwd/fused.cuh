@@ -8,7 +8,7 @@
 // Grid      x = one block for each key tile of each (batch, kv head) pair of the chunk, group split
 //           and query split. A tile scheduler, an atomic counter, gives each block its tile.
 // Block     Warpgroup 0: one thread loads, and threads of other warps store dQ to global memory.
-//           Each thread describes the items of its own work: one would be too slow for all.
+//           Each of these threads describes its own items: one thread would be too slow for all.
 //           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh). At
 //           head_dim 192/128 there are no registers for warpgroup 3: warpgroups 1 and 2 then
 //           compute half of the columns of dQ each.
@@ -88,8 +88,9 @@ struct FusedSm90 {
   static constexpr int KEY_READERS = (Config::WARPGROUPS - 1) * WARPGROUP;
   static constexpr int DQ_WARPS = (Config::KEYS_MULTIPLY ? Config::CONSUMERS : 1) * WARPS_OF_GROUP;
 
-  // In fp16, if dS^T is computed from rounded numbers, these numbers are multiplied by 2^8: below
-  // 2^-14 they would lose bits, and so would dS. dV and dS are scaled back.
+  // In fp16, if dS^T is computed from rounded values (P^T, or its products with soft cap or ALiBi),
+  // these are multiplied by 2^8: below 2^-14 they would lose bits, and so would dS. dV and dS are
+  // scaled back.
   static constexpr int SHIFT =
       (Config::SCORES_AT_A_TIME == 1 || Config::HAS_SCORE_MOD) && std::is_same_v<T, Fp16>
           ? 8
@@ -180,7 +181,7 @@ struct FusedSm90 {
       if (!takes) mbarrier_arrive(ready);
       // Describe the next item while dQ is computed.
       if (i + Config::DQ_THREADS < work.items) describe_dq(i + Config::DQ_THREADS);
-      if constexpr (TAKES_TURNS) {  // read again: kept in registers, they would be spilled
+      if constexpr (TAKES_TURNS) {  // reads the item again: its values would be spilled
         order = item.order;
         tile = item.tile;
         takes = order.is_last && order.before > 0;
@@ -273,7 +274,7 @@ struct FusedSm90 {
       load_box(bias_tile(half, place), params.bias, at, full);
     }
   }
-  // Returns the bias of a warpgroup's keys.
+  // Returns the address of the bias of the keys of warpgroup `half`.
   __device__ __forceinline__ uint32_t bias_tile(int half, const Gradients& place) const {
     return shared_address(smem.ds[place.stage()]) + half * BiasTile::BYTES;
   }
@@ -283,7 +284,7 @@ struct FusedSm90 {
       mbarrier_wait(shared_address(&smem.bias_full[place.stage()]), place.parity());
     }
   }
-  // Writes zeros to the bias of the next sequence's queries.
+  // Zeroes the rows of a bias tile whose queries belong to the next sequence.
   __device__ __forceinline__ void clear_bias(uint32_t tile, int row0) const {
     if (!steps.lacks_queries(row0)) return;
     clear_rows<BiasTile, BLOCK_M, 1, WARPGROUP>(tile, {0, work.seqlen_q - row0},
@@ -344,8 +345,8 @@ struct FusedSm90 {
   struct Thread {
     int half;            // this warpgroup's half of the block's keys
     bool elected;        // this thread arrives for its warp
-    uint32_t statistic;  // offset of this thread's first statistic
-    uint32_t gradient;   // offset of the row that this lane addresses in stores of dS^T
+    uint32_t statistic;  // offset of this thread's first lse and delta in a stage
+    uint32_t gradient;   // offset of the row that this lane addresses for stmatrix of dS^T
     Keys k, v;           // rows of K and V, if these stay in registers
 
     __device__ __forceinline__ explicit Thread(const Smem& smem)
@@ -419,7 +420,7 @@ struct FusedSm90 {
     if (thread.elected) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
   }
 
-  // Adds a stage to the sums, unless all of its scores are masked.
+  // Adds the products of a stage to dK and dV, unless all of its scores are masked.
   __device__ __forceinline__ void step(DkSum& dk, DvSum& dv, const OwnThread& thread,
                                        const Stages& stages) const {
     smem.barriers.wait_for_data(stages);
@@ -492,8 +493,8 @@ struct FusedSm90 {
   }
 
   // Delays the second warpgroup of keys until the first one has computed its first exponentials, if
-  // products of scores are computed one at a time. From then on, one warpgroup multiplies while the
-  // other computes exponentials.
+  // there are registers for only one of S^T and dP^T at a time. From then on, one warpgroup
+  // multiplies while the other computes exponentials.
   __device__ __forceinline__ static void stagger(const Thread& thread, int half) {
     if (Config::SCORES_AT_A_TIME == 2 || thread.half != half) return;
     constexpr int THREADS = Config::CONSUMERS * WARPGROUP;
@@ -606,8 +607,8 @@ struct FusedSm90 {
     await_sums(dk, dv, probabilities, gradients, thread, stages, place);
   }
 
-  // Waits for the sums of a stage. If the warpgroups of keys also multiply for dQ, computes its half
-  // of the columns meanwhile.
+  // Waits until the products of a stage have been added to dK and dV. With KEYS_MULTIPLY, computes
+  // this warpgroup's half of the columns of dQ meanwhile.
   __device__ __forceinline__ void await_sums(DkSum& dk, DvSum& dv, Fragments& probabilities,
                                              Fragments& gradients, const OwnThread& thread,
                                              const Stages& stages, const Gradients& place) const {
@@ -711,7 +712,7 @@ struct FusedSm90 {
     const uint32_t tile = shared_address(smem.ds[place.stage()]);
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k) {
-      stmatrix_x4(tile + (thread.gradient ^ k * 32), ds[k][0]);  // two chunks of a row further on
+      stmatrix_x4(tile + (thread.gradient ^ k * 32), ds[k][0]);  // two 16-byte chunks per step
     }
   }
 

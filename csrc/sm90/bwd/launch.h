@@ -14,7 +14,7 @@ const char* refuse_dkdv_sm90(const void* params) {
   return find_problem<Config>(p, p.dout);
 }
 
-// Makes the maps of a kernel of dK and dV.
+// Makes the tensor maps of a dK/dV kernel.
 template <class Config>
 cudaError_t make_dkdv_maps(DkdvSm90Params& all) {
   const BwdParams& p = all.p;

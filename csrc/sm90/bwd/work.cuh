@@ -91,7 +91,7 @@ __device__ __forceinline__ DqOrder find_order(const BwdParams& p, const DkdvWork
   return {last - n, n == first};
 }
 
-// Tells if query tile m sees a key, so that its dQ is summed.
+// Returns whether query tile m sees a key. Only then a block computes a part of its dQ.
 __device__ __forceinline__ bool is_visible(const BwdParams& p, const Mask& mask,
                                            const DsLayout& layout, int m) {
   if (p.mask.kind == MaskKind::TILES) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ bool is_visible(const BwdParams& p, const Mask& mask,
 
 // An item of the fused kernel, for the warpgroups of keys.
 struct FusedItem : DkdvItem {
-  int code[2];  // mask codes of the tile under each half of the block's keys
+  int code[2];  // mask codes of the query tile, one for each half of the block's keys
 };
 
 // An item of the fused kernel, for the threads that compute and store dQ.
@@ -118,7 +118,7 @@ struct DqItem {
   DqOrder order;
 };
 
-// A tile of 64 keys in the sum of dQ.
+// A tile of 64 keys that the dQ kernel multiplies (dq_gemm.cuh).
 struct DqSm90Item {
   int key0;
   int slot[2];  // dS slots of the block's two query tiles; -1: none

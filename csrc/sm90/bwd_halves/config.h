@@ -27,8 +27,8 @@ struct DkdvHalvesSm90Config
   static constexpr int COLUMNS = HEAD_DIM / CLUSTER;  // columns of the sum per block
   static constexpr int SLICE = Plan::SLICE;           // columns of Q or dO in a stage
   static constexpr int SLICES = HEAD_DIM / SLICE;     // slices of an item's first product
-  static constexpr int SUM_SLICES = COLUMNS / SLICE;  // slices of its second product
-  static constexpr int LOADER_REGISTERS = 24;         // setmaxnreg
+  static constexpr int SUM_SLICES = COLUMNS / SLICE;  // slices of an item's second product
+  static constexpr int LOADER_REGISTERS = 24;         // for setmaxnreg
   static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
@@ -41,7 +41,8 @@ struct DkdvHalvesSm90Config
   static constexpr int SLICE_BYTES = SLICE_PANELS * QTile::BYTES;
   static_assert(SLICE % 64 == 0 && HEAD_DIM % SLICE == 0 && COLUMNS % SLICE == 0);
   static_assert(CONSUMERS * DS_TILE_BYTES <= SLICE_BYTES, "P of an item is a slice, too");
-  // A warpgroup holds at most the slices of a sum, P, and the first slice of the next sum.
+  // A warpgroup holds at most SUM_SLICES + 2 slices that it has not released: those of one second
+  // product, P, and the first slice of the next second product.
   static_assert(SLICES > 1, "the second one ends the product before");
   static_assert(Plan::STAGES >= SUM_SLICES + 2,
                 "a consumer would wait for what it does not release");
@@ -50,7 +51,7 @@ struct DkdvHalvesSm90Config
   // the number of items is odd, the second block reads the last item once more, but sees none of
   // its queries.
   __device__ __forceinline__ static int pairs(int items) { return (items + 1) / 2; }
-  // The loading thread is less than two pairs ahead.
+  // The loading thread is less than two pairs ahead of the consumers.
   static constexpr int PAIRS = 4;
   static constexpr int ITEMS = 2 * PAIRS;
 

@@ -8,8 +8,8 @@
 //     P(i); P(i) to the other block and to memory; wait for the odd one
 //   dV += P of the last pair @ dO
 //
-// dK likewise, with dP of V and dO, dS and Q. Both blocks sum the items in the same order, and so do
-// query chunks that begin at any item.
+// dK is computed likewise, from dP = V @ dO.T, dS and Q. Both blocks sum the items in the same
+// order, and query chunks do so too, whichever item they begin with.
 #pragma once
 
 #include "ptx/barrier.cuh"
@@ -34,7 +34,7 @@ class DkdvHalvesConsumer {
   static constexpr int BLOCK_M = Config::BLOCK_M;
   static constexpr int SUM_SLICES = Config::SUM_SLICES;
   static constexpr int THREADS = Config::CONSUMERS * WARPGROUP;
-  static constexpr int SHIFT = std::is_same_v<T, Fp16> ? 8 : 0;  // of P, log2: as in dkdv_pair.cuh
+  static constexpr int SHIFT = std::is_same_v<T, Fp16> ? 8 : 0;  // log2 of P's factor
 
  public:
   __device__ __forceinline__ DkdvHalvesConsumer(const typename Config::Params& params,
@@ -88,13 +88,13 @@ class DkdvHalvesConsumer {
     hold(own);
     hold(other);
     hold_all(sums);
-    // The last slices are not released: nothing follows them. But the other block arrives here, so this one
-    // must not end before.
+    // The last slices are not released, because no slices follow them. But the other block arrives
+    // at barriers of this block, so this block must not end earlier.
     wait_until_taken(pairs);
   }
 
   // S^T = K @ Q.T, or dP^T = V @ dO.T                       [64, BLOCK_M]
-  // Each slice is released when the next one is issued; end_first() releases the last.
+  // Each slice is released once the next one has been issued; end_first() releases the last slice.
   __device__ __forceinline__ void issue_first(Scores& x, int number) {
     constexpr int STEPS = Config::SLICE / 16;
     const uint64_t a = KTile::by_rows(uniform(own_keys()));
@@ -259,7 +259,7 @@ class DkdvHalvesConsumer {
     hold(a);
     __syncwarp();
     if (fresh_thread() % 32 == 0) {
-      mbarrier_expect(exchange_full(), Config::Exchange::WARP_BYTES);  // of the next pair
+      mbarrier_expect(exchange_full(), Config::Exchange::WARP_BYTES);  // for the next pair
       // NOTE: after this arrival the other block overwrites the fragments.
       mbarrier_arrive_remote(address_in(rank_ ^ 1, exchange_empty()) + zero_behind(loaded, rank_));
     }
@@ -268,7 +268,7 @@ class DkdvHalvesConsumer {
   __device__ __forceinline__ const DkdvItem& item(int number) const {
     return smem_.item[number % Config::ITEMS];
   }
-  // This warpgroup's rows of K or V.
+  // Returns the address of this warpgroup's rows of K or V.
   __device__ __forceinline__ uint32_t own_keys() const {
     return shared_address(smem_.keys) + Steps::group_row0() * KTile::ROW_BYTES;
   }
@@ -280,7 +280,8 @@ class DkdvHalvesConsumer {
                                                               fresh_thread() % WARPGROUP);
     Steps::publish_zeros();
   }
-  // Writes zeros to the queries of the next sequence. Both warpgroups call this, with the same slice.
+  // Zeroes the rows of a slice that belong to the next sequence. Both warpgroups call this, with
+  // the same slice.
   __device__ __forceinline__ void clear_queries(uint32_t slice, int row0) const {
     if (!steps_.lacks_queries(row0)) return;
     clear_rows<QTile, BLOCK_M, Config::SLICE_PANELS, THREADS>(slice, {0, work_.seqlen_q - row0},
@@ -336,7 +337,7 @@ class DkdvHalvesConsumer {
   const BwdParams& p_ = params_.p;
   const DkdvSm90Work& work_ = smem_.work;
   const Steps steps_{params_, smem_};
-  typename Config::Slices slices_{}, read_{};  // next to be read, and to be released
+  typename Config::Slices slices_{}, read_{};  // the next slice to read, and the next to release
 };
 
 }  // namespace flash_dist

@@ -1,4 +1,4 @@
-// dQ by blocks that sum half of the columns.
+// The dQ kernel in which each block computes half of the columns.
 #pragma once
 
 #include "sm90/bwd/dq_gemm.cuh"

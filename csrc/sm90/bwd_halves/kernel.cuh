@@ -1,19 +1,21 @@
-// dK and dV on Hopper for head_dims whose sums are more than the registers of two blocks, by two launches:
+// dK and dV on Hopper for head_dims at which both do not fit in the registers of two blocks. Two
+// launches compute one each:
 //
 //   first    S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   second   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
-// The first one stores P^T, rounded, where the second one stores dS^T (core/ds_layout.h). In fp16 it is
-// 2^8 P^T, as in dkdv_pair.cuh.
+// The first launch stores rounded P^T where the second launch stores dS^T (core/ds_layout.h). In
+// fp16 it stores 2^8 P^T, as in dkdv_pair.cuh.
 //
 // Grid      A cluster of two blocks for each tile of 128 keys.
-// Block     A warpgroup of which one thread loads, and two consumers of 64 keys each. Both blocks have
-//           all keys of the tile. Of each 128 queries a block computes P or dS of 64, an item. The sum
-//           is split by columns: each block multiplies P or dS of all queries with its half of dO or Q.
-// Exchange  P or dS passes through distributed shared memory, from each warp to the warp with the same
-//           keys in the other block.
-// Shared    K or V, which is later the stage of the sum; STAGES slices, each 64 queries x SLICE columns
-//           of Q or dO, or P; P or dS of the other block.
+// Block     A warpgroup of which one thread loads, and two consumers of 64 keys each. Both blocks
+//           have all keys of the tile. Of each 128 queries a block computes P or dS of 64, an item.
+//           The sum is split by columns: each block multiplies P or dS of all queries by its half
+//           of dO or Q.
+// Exchange  P or dS passes through distributed shared memory, from each warp to the warp with the
+//           same keys in the other block.
+// Shared    K or V, which is later the stage of the sum; STAGES slices, each 64 queries x SLICE
+//           columns of Q or dO, or P; P or dS of the other block.
 // Pipeline  Slices pass through one ring in the order in which they are read (loader.cuh), and are
 //           released one by one (consumer.cuh), as in fwd_pair.
 #pragma once
@@ -34,14 +36,14 @@ __device__ __forceinline__ void dkdv_halves_sm90_block(const typename Config::Pa
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   const DkdvBlock block(p, Config::BLOCK_N, fresh_block() / Config::CLUSTER);
   const Sequence sequence(p, block.batch);
-  if (block.key0 >= sequence.seqlen_k) return;  // both blocks of the cluster
+  if (block.key0 >= sequence.seqlen_k) return;  // both blocks of the cluster return
   if (threadIdx.x == 0) {
     prefetch_map(params.q);
     prefetch_map(params.k);
     prefetch_map(params.v);
     prefetch_map(params.dout);
     smem.make_barriers();
-    smem.work.block = block;  // for load_keys()
+    smem.work.block = block;  // read by load_keys()
     smem.work.sequence = sequence;
   }
   const int rank = cluster_rank();

@@ -41,7 +41,7 @@ struct DecodeWideSm90Config
   static_assert(HEAD_DIM == HEAD_DIM_V && HEAD_DIM % QTile::COLUMNS == 0);
   static_assert(BLOCK_ROWS == CONSUMER_ROWS || LARGER == 0);
 
-  // The place of each 16-byte chunk of K or V.
+  // Where each 16-byte chunk of K or V is in a tile.
   struct Layout {
     static constexpr int CHUNKS = HEAD_DIM / 8;
     static constexpr int ROW_BYTES = KTile::ROW_BYTES;
@@ -53,7 +53,7 @@ struct DecodeWideSm90Config
   struct Smem {
     alignas(1024) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // tiles of K and V, alternating
     alignas(1024) uint16_t q[CONSUMERS][CONSUMER_ROWS * HEAD_DIM];
-    // O of the work tile while a group is computed: per thread. Its top and sum: per row.
+    // O of the work tile, per thread, and its top and sum, per row, while a group is computed.
     float4 parked[HEAD_DIM_V / 8][CONSUMER_THREADS];
     float2 parked_stats[BLOCK_ROWS];
     StageBarriers<Plan::STAGES> barriers;

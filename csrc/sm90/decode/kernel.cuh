@@ -16,7 +16,8 @@
 //     combine each piece with the group while the next one, or S = Q @ K(n + 1).T, is in flight
 //
 // wgmma and mma.sync add in the same order over the same k, so their bits agree. Everything else is
-// computed as in mma/decode: each key block has its own softmax, with sums over the same parts.
+// computed as in mma/decode: each key block has its own softmax, with sums over the same parts. Key
+// blocks are combined to groups, and groups to the work tile.
 #pragma once
 
 #include <type_traits>
@@ -32,7 +33,7 @@
 
 namespace flash_dist {
 
-// The rows and columns of a work tile that a consumer thread has.
+// The rows and columns of a work tile of which a consumer thread holds the accumulators.
 template <class Config_>
 struct ConsumerPlace {
   using Config = Config_;
@@ -312,8 +313,8 @@ struct DecodeSm90Consumer {
   __device__ __forceinline__ bool is_shared(const DecodeCursor& at) const {
     return !smem.bounds.owns_tile(at) && smem.bounds.cuts_group(at);
   }
-  // End of the key blocks that are combined here: a group, or a single key block if splits share
-  // the group.
+  // Returns the end of the key blocks to combine: the end of the group, or of a single key block if
+  // splits share the group.
   __device__ __forceinline__ int stop_of(const DecodeCursor& at) const {
     return at.key_block + (is_shared(at) ? 1 : at.group_end() - at.position);
   }
@@ -348,7 +349,7 @@ struct DecodeSm90Consumer {
 #pragma unroll
       for (int h = 0; h < 2; ++h) smem.parked_stats[own.row(h)] = {tile.top[h], tile.sum[h]};
     }
-    __syncwarp();  // one lane has written what the row's lanes read
+    __syncwarp();  // the four lanes of a row read what one of them has written
   }
   __device__ __forceinline__ void combine_parked(Partial<OT>& group, bool is_first) const {
     const float4* parked = &smem.parked[0][threadIdx.x];

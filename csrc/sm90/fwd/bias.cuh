@@ -32,7 +32,7 @@ struct FwdBiasSm90Tiles : FwdSm90Tiles<Config, Config::BLOCK_N, KeySource::BOTH>
   static constexpr int BIAS_KEYS = 2 * BIAS_PANEL;                // keys per stage
   static constexpr int BIAS_PARTS = Config::BLOCK_N / BIAS_KEYS;  // stages per step
   using Biases = Ring<Config::BIAS_STAGES>;
-  using BiasFragment = uint32_t[32];  // one stage: 16-bit pairs, or fp32 numbers
+  using BiasFragment = uint32_t[32];  // biases of one stage: 16-bit pairs, or fp32
   static_assert(Config::ONE_MAINLOOP && Config::BLOCK_N == 2 * MASK_TILE && Config::TAIL_N == 0);
 };
 
@@ -50,7 +50,7 @@ __device__ __forceinline__ typename Tiles::Biases bias_stage(const typename Tile
   return {keys.passed * Tiles::BIAS_PARTS + part};
 }
 
-// Starts the copies of step j. The loading thread calls it.
+// Starts the copies of the bias of step j. Called by the loading thread.
 template <class Tiles>
 __device__ __forceinline__ void load_bias(const typename Tiles::Params& params,
                                           typename Tiles::Smem& smem,
@@ -107,8 +107,8 @@ struct FwdSm90Bias {
   }
 
  private:
-  // Returns the index in a fragment. n: group of 8 keys; h: upper or lower 8 rows; e: column of a
-  // pair, for fp32.
+  // Returns the index of a bias in a fragment. n: group of 8 keys; h: upper or lower 8 rows; e: the
+  // column of a pair (fp32 only).
   __device__ __forceinline__ static constexpr int at(int n, int h, int e = 0) {
     return IS_FP32 ? (2 * n + h) * 2 + e : 2 * n + h;
   }
@@ -137,7 +137,7 @@ struct FwdSm90Bias {
       const uint32_t own = tile + (row + down) * Tile::ROW_BYTES + ((lane / 16 ^ down % 8) << 4);
 #pragma unroll
       for (int n = 0; n < 2 * TILES; n += 2) {
-        uint32_t four[4];  // both halves of the rows for 8 keys, then for the next 8
+        uint32_t four[4];  // upper and lower 8 rows for 8 keys, then for the next 8 keys
         ldmatrix_x4(four, (own ^ n % TILES * 16) + n / TILES * Tile::BYTES);
 #pragma unroll
         for (int m = 0; m < 4; ++m) x[at(n, 0) + m] = four[m];

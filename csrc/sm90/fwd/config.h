@@ -50,7 +50,7 @@ constexpr int bias_stages() {
   return 0;
 }
 
-// The configuration of a row of kernels.toml for PLAN KB of shared memory. Params_ selects the
+// The configuration of a plan from kernels.toml, for PLAN KB of shared memory. Params_ selects the
 // variant of the kernel.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN, class Params_>
 struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
@@ -102,7 +102,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
       Plan::STAGES * (K_BYTES<LONGEST_N> + V_BYTES<LONGEST_N>)+BIAS_STAGES * BIAS_BYTES;
   static constexpr OutStage OUT_STAGE =
       TILE_BYTES + OUT_BYTES + 1024 <= smem_plan_bytes(PLAN) ? OutStage::OWN : OutStage::NONE;
-  // Two stages if they fit: the next Q then arrives while this one is read.
+  // Two stages of Q if they fit: the next Q then arrives while the current one is read.
   static constexpr int Q_BYTES = Q_PANELS * QPanels::BYTES;
   static constexpr int Q_STAGES = TILE_BYTES + OUT_BYTES + Q_BYTES + 2048 > smem_plan_bytes(PLAN)
                                       ? 1

@@ -7,8 +7,8 @@
 // Pipeline  TMA fills a tile and arrives at its full barrier. A consumer warp that has read the
 //           tile arrives at its empty barrier. S = Q @ K(j - 1).T is issued before P @ V(j): the
 //           tensor cores then work during the softmax of step j - 1. Key blocks are taken from the
-//           last to the first, so that blocks with a causal mask come first. The loader is ahead:
-//           the next Q, K and V arrive while out is stored.
+//           last to the first, so that the key blocks that a causal mask cuts come first. The
+//           loader is ahead of the consumers: the next Q, K and V arrive while out is stored.
 //
 // The result of a tile does not depend on which block takes it.
 #pragma once

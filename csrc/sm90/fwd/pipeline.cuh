@@ -158,7 +158,7 @@ struct FwdSm90Pipeline {
     if (__any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
   }
 
-  // Runs the steps of two blocks without a mask, for which the row maxima most likely stay.
+  // Runs the steps of two blocks without a mask, in which most likely no row maximum grows.
   __device__ __forceinline__ void two_fast_steps() {
     Probabilities next;
     float known;
@@ -187,7 +187,8 @@ struct FwdSm90Pipeline {
     wait_for_output(previous.stage());
   }
 
-  // The address of the head's largest score so far over all warps, stored times softmax_scale.
+  // Returns the address of the head's largest score so far over all warps. The stored value is
+  // multiplied by softmax_scale.
   __device__ __forceinline__ float* max_logit() const { return params.max_logit + work.block.head; }
 
   // Returns max_logit in the unit of S * scale_log2, less a margin above all rounding errors.
@@ -316,7 +317,7 @@ struct FwdSm90Pipeline {
     smem.k_barriers.release(keys.stage());
   }
 
-  // Loads as much of a block's bias as registers hold.
+  // Loads the first stage of a block's bias into registers.
   __device__ __forceinline__ void fetch_bias() const {
     if constexpr (Tiles::HAS_BIAS) {
       FwdSm90Bias<Tiles>{params, smem, keys}.template fetch<0>(f.bias, warp_row());
@@ -387,14 +388,14 @@ struct FwdSm90Pipeline {
     return may;
   }
 
-  // Returns whether row h of this lane exists. Other rows have scores too, of zeros or of the next
-  // sequence.
+  // Returns whether row h of this lane exists. Rows that do not exist also have scores, computed
+  // from zeros or from queries of the next sequence.
   __device__ __forceinline__ bool exists(int h) const {
     return work.block.row0 + warp_row() + fresh_thread() % 32 / 4 + 8 * h < work.sequence.seqlen_q;
   }
 
-  // Computes rounded P from S and returns true if all row maxima stay. Returns false if
-  // is_bounded().
+  // Computes rounded P from S with the row maxima so far. Returns false, without a result, if a
+  // maximum may have to grow or if is_bounded().
   __device__ __forceinline__ bool try_operands(Probabilities& next, int i) {
     if constexpr (Tiles::HAS_SCORE_MOD) {
       if (is_bounded()) return false;
@@ -411,8 +412,8 @@ struct FwdSm90Pipeline {
   // Computes rounded P like try_operands(), and compares the scores with the largest one if a
   // rounded P may belong to a larger score. No P exceeds its row's sum, so at head_dim 64 the sums
   // are tested first: with 16384 keys on an H200, a call then takes 1.03 to 1.09 times as long as
-  // without max_logit, instead of 1.13. At head_dim 128, P is tested in each step: a call takes about
-  // 1.08 times as long either way, but 1.06 instead of 1.15 if all scores are nearly equal.
+  // without max_logit, instead of 1.13. At head_dim 128, P is tested in each step: a call takes
+  // about 1.08 times as long either way, but 1.06 instead of 1.15 if all scores are nearly equal.
   __device__ __forceinline__ bool try_with_max_logit(Probabilities& next, int i, float (&sum)[2],
                                                      const float (&small)[2]) {
     const auto drop = drop_in(i);
@@ -424,7 +425,7 @@ struct FwdSm90Pipeline {
       if (!add_sums(softmax, sum, small)) return false;
       if (!__any_sync(0xffffffffu, may_be_larger(next))) return true;
     } else {
-      const float none[2] = {-1.0f, -1.0f};  // no sum passes, so nothing is added yet
+      const float none[2] = {-1.0f, -1.0f};  // all sums exceed this limit, so none is added yet
       try_probabilities<Target, T>(next, sum, f.s, softmax, scale_log2, none, drop);
       const float less[2] = {may_be_larger(next) ? -1.0f : SURELY_SMALL, SURELY_SMALL};
       if (add_sums(softmax, sum, less)) return true;
@@ -507,8 +508,8 @@ struct FwdSm90Pipeline {
     if (!steps.is_list()) {
       return keys.first <= steps.key0(i) && (to_end || steps.key0(i) + BLOCK_N <= keys.end);
     }
-    // The tiles of a list are in ascending order: the first part has the first keys, the last part
-    // the last ones.
+    // The tiles of a list are in ascending order: the first part has the first keys, and the last
+    // part has the last keys.
     constexpr int LAST = Steps::PARTS == 0 ? 0 : Steps::PARTS - 1;
     return keys.first <= steps.key0(i, 0) &&
            (to_end || steps.key0(i, LAST) + MASK_TILE <= keys.end) && !steps.lacks(i, LAST);
@@ -536,7 +537,7 @@ struct FwdSm90Pipeline {
     barrier_sync(ALL_CONSUMERS, THREADS);
   }
 
-  // Returns the keys of `keys` that are in the tile whose first key is key0.
+  // Returns the range `keys`, counted from key0, the first key of a tile.
   __device__ __forceinline__ static RowSpan from(const RowSpan& keys, int key0) {
     return {keys.first - key0, keys.end - key0};
   }

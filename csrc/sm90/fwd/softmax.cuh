@@ -12,14 +12,14 @@
 namespace flash_dist {
 
 constexpr float MAXIMUM_MARGIN = 12.0f;  // log2 of the largest P
-constexpr float SURELY_SMALL = 2048.0f;  // no term of a sum up to this exceeds the margin
+constexpr float SURELY_SMALL = 2048.0f;  // a sum of P up to this contains no P above the margin
 
 struct SeeNothing {
   __device__ __forceinline__ void operator()(int, float) const {}
 };
 
-// Computes P = exp2(S * scale_log2 - row_max) and rescales the sums. Returns whether a maximum has
-// grown: the caller then rescales O. A row whose maximum stays has a factor of exactly 1.
+// Computes P = exp2((S - row_max) * scale_log2) and rescales the sums. Returns whether a maximum
+// has grown: the caller then rescales O. The factor of a row whose maximum does not grow is 1.
 // see_top(h, top) receives the maximum of row h so far, including these scores.
 template <int NT, class SeeTop = SeeNothing>
 __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, SoftmaxState<1>& state,

@@ -58,13 +58,13 @@ struct FwdSm90Work {
   __device__ __forceinline__ static void written() { asm volatile("" ::: "memory"); }
 
  private:
-  static constexpr int NO_TILE = -1;  // takes the place of a first row
+  static constexpr int NO_TILE = -1;  // value of block.row0 that marks the end
 };
 
 // A query tile that also holds the steps of each warpgroup.
 template <int CONSUMERS>
 struct FwdSm90SkippingWork : FwdSm90Work {
-  StepBounds own[CONSUMERS];  // of 64 queries each
+  StepBounds own[CONSUMERS];  // one for the 64 queries of each warpgroup
 
   __device__ __forceinline__ void find_keys(const FwdParams& p, int block_m, int block_n) {
     FwdSm90Work::find_keys(p, block_m, block_n);

@@ -1,4 +1,4 @@
-// Tiles, threads and shared memory of the Hopper forward with the bits of attention to a cache.
+// Tiles, threads and shared memory of the Hopper forward that is bit-identical to decoding.
 #pragma once
 
 #include "core/config.h"
@@ -15,9 +15,8 @@ namespace flash_dist {
 struct FwdKvcacheSm90Params : FwdSm90Params {
   CacheParams cache;
   float4* parked;  // see FwdKvcacheCall::parked
-  int box_keys;    // keys per box of k or v, which must be adjacent: a power of two
-  // True if the keys past a sequence as long as the cache read as zeros, because the tensor ends
-  // there.
+  int box_keys;    // keys per box of k or v, contiguous in the cache; a power of two
+  // True if every sequence is as long as the cache entry: key rows past its end then read as zeros.
   bool ends_in_zeros;
 };
 
@@ -29,7 +28,7 @@ struct FwdKvcacheSm90Config
   using Work = FwdKvcacheWork;
   static constexpr bool HAS_SCORE_MOD = false;
   static constexpr bool TAKES_TICKETS = true;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // with 64 queries each; one more loads
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups with 64 queries each
   static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
@@ -57,7 +56,7 @@ struct FwdKvcacheSm90Config
   static constexpr int V_BYTES = V_PANELS * KTile::BYTES;
   static constexpr int OUT_BYTES = V_PANELS * QTile::BYTES;
   static constexpr OutStage OUT_STAGE = HEAD_DIM > 64 ? OutStage::QUERIES : OutStage::OWN;
-  // O of the tile while a group is computed, per thread. Larger tiles are in global memory.
+  // True if global memory, not shared memory, keeps O of the tile while a group is computed.
   static constexpr bool PARKS_IN_MEMORY = HEAD_DIM_V >= PARKED_COLUMNS;
   static constexpr int OT = HEAD_DIM_V / 8;
 

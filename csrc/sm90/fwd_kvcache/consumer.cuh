@@ -1,4 +1,4 @@
-// A consumer warpgroup of the Hopper forward with the bits of attention to a cache: it computes 64
+// A consumer warpgroup of the Hopper forward that is bit-identical to decoding: it computes 64
 // queries of one tile after the other.
 //
 //   issue S = Q @ K(first).T
@@ -25,7 +25,7 @@
 
 namespace flash_dist {
 
-// A warpgroup's part of a query tile.
+// Computes one warpgroup's 64 queries of a tile.
 template <class Config>
 struct FwdKvcacheTile {
   using Target = typename Config::Target;
@@ -187,8 +187,8 @@ struct FwdKvcacheTile {
     add_piece(out[LAST % IN_FLIGHT], combines, LAST);
   }
 
-  // Sets masked scores to -inf. S -> P = exp2(S * scale - top), summed and rounded. Combines top
-  // with that of the group. combines: receives the factors for the group's sum and O.
+  // Sets masked scores to -inf. Converts S to P = exp2(S * scale - top), sums P and rounds it.
+  // Combines top with that of the group. combines: receives the factors for the group's sum and O.
   __device__ __forceinline__ void to_weights(Scores& s, int j, Combine (&combines)[2],
                                              Weights& weights, Sums& sums) {
     const StepBounds& bounds = work.bounds;
@@ -214,8 +214,8 @@ struct FwdKvcacheTile {
 #pragma unroll
     for (int k = 0; k < KEY_STEPS; ++k) to_a_operand<Target, T>(weights[k], s, k);
   }
-  // S -> P for one row of a lane. Returns the partial sums over the lane's columns of the key
-  // block.
+  // Converts S to P for one row of a lane, and finds the partial sums of P over the lane's columns
+  // of the key block.
   __device__ __forceinline__ void sum_weights(Scores& s, int h, float offset,
                                               float (&sums)[Config::PARTS]) const {
     constexpr int PART_TILES = Config::SUMMED_KEYS / Config::PARTS / 8;
@@ -307,7 +307,7 @@ struct FwdKvcacheTile {
 #pragma unroll
       for (int h = 0; h < 2; ++h) stats[8 * h] = {group.top[h], group.sum[h]};
     }
-    __syncwarp();  // one lane has written what the row's lanes read
+    __syncwarp();  // the four lanes of a row read what one of them has written
     group.clear();
   }
 

@@ -1,4 +1,4 @@
-// Launches the Hopper forward with the bits of attention to a cache. Decides which calls it leaves
+// Launches the Hopper forward that is bit-identical to decoding, and decides which calls are left
 // to the decode kernels.
 #pragma once
 
@@ -8,7 +8,8 @@
 
 namespace flash_dist {
 
-// Keys per box: a key block, or the largest part of it that is contiguous in a page.
+// Returns the number of keys per box: a key block, or the largest part of it that is contiguous in
+// a page.
 inline int box_keys(const CacheParams& cache) {
   const int apart = cache.block_table == nullptr ? KEY_BLOCK : cache.page | KEY_BLOCK;
   return apart & -apart;
@@ -60,7 +61,7 @@ cudaError_t launch_fwd_kvcache_sm90(const void* kernel, const void* params, cuda
   all.tiles = static_cast<int>(tiles);
   all.tickets = call.tickets;
   all.parked = call.parked;
-  // At most one block per multiprocessor: each has a slot for its O.
+  // At most one block per multiprocessor, because `parked` has that many slots for O.
   return launch_1d<Config>(kernel, &all, std::min<int64_t>(tiles, p.sm_count), stream);
 }
 

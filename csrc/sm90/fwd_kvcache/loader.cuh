@@ -1,6 +1,6 @@
-// The loading warp of the Hopper forward with the bits of attention to a cache. Its first lane
-// chooses work tiles, finds their keys, passes them to the consumers and copies Q. Each lane finds
-// one box of each key block, and copies its keys and values.
+// The loading warp of the Hopper forward that is bit-identical to decoding. Its first lane chooses
+// work tiles, finds their keys, passes them to the consumers and copies Q. Each lane finds one box
+// of each key block, and copies the box's keys and values.
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -38,7 +38,8 @@ struct FwdKvcacheLoader {
   __device__ __forceinline__ static int lane() { return fresh_thread() % 32; }
   __device__ __forceinline__ static bool is_first() { return lane() == 0; }
 
-  // Passes on the next work tile that has queries, or rows to fill; or the end.
+  // Passes the next work tile that has queries or rows to fill to the consumers. If there is none,
+  // passes the mark of the end.
   __device__ __forceinline__ void choose_work() const {
     FwdSm90Progress& own = smem.progress;
 #pragma unroll 1
@@ -61,7 +62,8 @@ struct FwdKvcacheLoader {
     publish_work();
   }
   __device__ __forceinline__ Work& next_work() const {
-    // With a counter, take only one tile ahead: a tile that waits here is lost to other blocks.
+    // With a tile counter, take only one tile ahead: a tile that waits here is lost to other
+    // blocks.
     const unsigned works = smem.progress.works;
     const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
     smem.work_barriers.wait_for_place(Works{free});
@@ -85,8 +87,8 @@ struct FwdKvcacheLoader {
     for (int j = work.bounds.begin; j < work.bounds.end; ++j) {
       load_own_box<Config::Q_PANELS>(work, j, place, params.k, params.k_axes,
                                      shared_address(smem.k[keys.stage()]), smem.k_barriers, keys);
-      // The next box is found here, because a stage for values becomes free later than one for
-      // keys.
+      // Find the next box while the stage of V is not yet free: it becomes free later than that
+      // of K.
       const CachePlace next = find_box(work, j + 1);
       load_own_box<Config::V_PANELS>(work, j, place, params.v, params.v_axes,
                                      shared_address(smem.v[keys.stage()]), smem.v_barriers, keys);
@@ -95,7 +97,8 @@ struct FwdKvcacheLoader {
     }
   }
 
-  // The place of this lane's box of key block j. Past the last key, the place of the last key.
+  // Returns where this lane's box of key block j is in the cache. A box past the last key gets the
+  // place of the last key.
   __device__ __forceinline__ CachePlace find_box(const Work& work, int j) const {
     const int key = min(j * KEY_BLOCK + lane() * params.box_keys, work.keys.end - 1);
     return CachePlace(params.cache, work.block.batch, work.sequence.k0 + key);
@@ -114,7 +117,8 @@ struct FwdKvcacheLoader {
          block.head_kv * params.q_axes.head_kv, block.batch * params.q_axes.batch});
   }
 
-  // Loads this lane's box of key block j if any of its keys exist. A box without keys has no memory.
+  // Loads this lane's box of key block j if any of its keys exist. There may be no memory for a box
+  // without existing keys.
   template <int PANELS>
   __device__ __forceinline__ void load_own_box(const Work& work, int j, const CachePlace& place,
                                                const CUtensorMap& map, const AxisSteps& axes,
@@ -128,8 +132,8 @@ struct FwdKvcacheLoader {
     if (is_first()) mbarrier_expect(barriers.data(keys), (end - first) * KTile::ROW_BYTES * PANELS);
     const int own = lane() * box;
     const BoxPlace at{0, place.row, 0, work.block.head_kv * axes.head_kv, place.entry * axes.batch};
-    // Large boxes: lane by lane, box by box, which is faster. Small boxes: all lanes at once, panel
-    // by panel.
+    // Boxes of at least 64 keys: one lane after the other loads all panels of its box, which is
+    // faster. Smaller boxes: all lanes load at once, panel by panel.
     const int step = box < 64 ? KEY_BLOCK : box;
 #pragma unroll 1
     for (int row = first; row < end; row += step) {

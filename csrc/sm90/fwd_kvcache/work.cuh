@@ -1,4 +1,4 @@
-// The work tiles of the Hopper forward with the bits of attention to a cache.
+// The work tiles of the Hopper forward that is bit-identical to decoding.
 #pragma once
 
 #include "core/decode_work.cuh"

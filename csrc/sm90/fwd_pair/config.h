@@ -18,7 +18,7 @@ struct FwdPairSm90Config
   using Plan = FwdPairSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   static constexpr bool HAS_SCORE_MOD = false;
   static constexpr int CLUSTER = 2;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one more loads
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups with 64 queries each
   static constexpr int CONSUMER_WARPS = CONSUMERS * WARPS_OF_GROUP;
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
@@ -41,7 +41,8 @@ struct FwdPairSm90Config
   static constexpr int SLICE_PANELS = KTile::count(SLICE);
   static constexpr int SLICE_BYTES = SLICE_PANELS * KTile::BYTES;
   static_assert(SLICE % 64 == 0 && HEAD_DIM % SLICE == 0 && COLUMNS % SLICE == 0);
-  // A warpgroup holds at most the slices of V of one step, and one more slice of K or V.
+  // A warpgroup holds at most V_SLICES + 1 slices that it has not released: those of V of one step,
+  // and one more slice of K or V.
   static_assert(Plan::STAGES > V_SLICES + 1, "a consumer would wait for what it does not release");
 
   // Data from the other block. Each warp receives it from the warp with the same queries.

@@ -93,7 +93,7 @@ class FwdPairConsumer {
       float top[2];
       find_tops(s, top);
       const uint32_t loaded = take_weights(other, pair - 1);
-      send_stats(top, zero_behind(loaded, rank_));  // then the other block writes there again
+      send_stats(top, zero_behind(loaded, rank_));  // the other block may then send its next P
       issue_values<0, 1>(o, other, pairs.step(pair - 1, rank_ ^ 1));
       wgmma_wait<1>();
       end_values(own);
@@ -103,7 +103,7 @@ class FwdPairConsumer {
       wgmma_wait<0>();
       hold_all(o);
       end_values(other);
-      // Multiplying by 1 changes nothing, so the skip does not change a bit.
+      // A factor of 1 changes nothing, so skipping this changes no bit.
       if (__any_sync(0xffffffffu, grown)) {
 #pragma unroll
         for (int i = 0; i < V_SLICES; ++i) rescale_rows(o[i], rescale);
@@ -116,11 +116,12 @@ class FwdPairConsumer {
     hold(own);
     hold(other);
     hold_all(o);
-    // The last slices are not released: nothing follows them.
+    // The last slices are not released, because no slices follow them.
   }
 
   // S = Q @ K.T                                             [64, BLOCK_N]
-  // Each slice of K is released when the next one is issued; end_scores() releases the last.
+  // Each slice of K is released once the next one has been issued; end_scores() releases the last
+  // slice.
   template <bool IS_FIRST>
   __device__ __forceinline__ void issue_scores(Scores& s) {
     const uint64_t a_q =
@@ -275,7 +276,7 @@ class FwdPairConsumer {
     mbarrier_wait(full, stats_parity_);
     stats_parity_ ^= 1;
     const int lane = fresh_thread() % 32;
-    if (lane == 0) mbarrier_expect(full, Config::Exchange::STATS_BYTES);  // for the next stats
+    if (lane == 0) mbarrier_expect(full, Config::Exchange::STATS_BYTES);  // of the next stats
     __syncwarp();
     return load_shared_8(shared_address(&smem_.exchange.stats[warp()][lane / 4]));
   }
@@ -293,8 +294,8 @@ class FwdPairConsumer {
       store_remote_16(at + k * 512, {p[k][0][0], p[k][0][1], p[k][0][2], p[k][0][3]}, full);
     }
   }
-  // Loads P of the other block's step of a pair. Returns a number that is known only after all
-  // loads.
+  // Loads P of the other block's step of a pair. Returns a value that depends on all loads, so that
+  // zero_behind() can order a later store behind them.
   __device__ __forceinline__ uint32_t take_weights(Weights& p, int pair) const {
     const uint32_t full = shared_address(&smem_.exchange.weights_full[warp()]);
     mbarrier_wait(full, pair % 2);

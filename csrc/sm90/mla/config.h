@@ -1,4 +1,4 @@
-// Tiles, threads and shared memory of the kernel that reads a cache of latent keys for many heads.
+// Tiles, threads and shared memory of the kernels that read a cache of latent keys for many heads.
 #pragma once
 
 #include "core/config.h"
@@ -19,9 +19,9 @@ struct MlaSm90Params {
   LatentParams p;
 };
 
-// Returns the split of this block. Two adjacent blocks share a split if work tiles have more rows
-// than a block, so that they read the same keys at about the same time. The blocks of a cluster
-// share a split, too.
+// Returns the split of this block. If work tiles have more rows than a block, two adjacent blocks
+// share a split, and read its keys at about the same time. The blocks of a cluster share a split,
+// too.
 template <class Config>
 __device__ __forceinline__ int split_of_block(const DecodeParams& p) {
   return Config::CLUSTER > 1 || p.block_rows > Config::BLOCK_ROWS ? fresh_block() / 2
@@ -32,8 +32,8 @@ __device__ __forceinline__ int block_row0(const DecodeParams& p) {
   return p.block_rows > Config::BLOCK_ROWS ? fresh_block() % 2 * Config::BLOCK_ROWS : 0;
 }
 
-// The registers of each role (setmaxnreg). In a block with two consumers, the loader gives
-// registers to them.
+// The registers of each role (setmaxnreg). In a block with two consumers, the loader gives some of
+// its registers to the consumers.
 template <int BLOCKS>
 struct LatentRegisters {
   static constexpr int LOADER_REGISTERS = 40;
@@ -55,7 +55,7 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
       (THREADS / WARPGROUP - 1) * CLUSTER;  // the consumers share the columns of O
   static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
   static constexpr int COLUMNS = HEAD_DIM_V / CONSUMERS;  // columns of O per consumer
-  static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads; one warp loads keys
+  static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads that load queries
   static constexpr int BLOCK_ROWS = 64;
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys per tile
   static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // tiles per key block, one per consumer's S
@@ -64,7 +64,7 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
   static constexpr int PANELS = Tile::count(HEAD_DIM);
   static constexpr int OWN_PANELS = COLUMNS / Tile::COLUMNS;  // panels of V per consumer
   static constexpr int V_PANELS = CONSUMERS * OWN_PANELS;
-  static constexpr int P_PANEL = V_PANELS;     // has no values; P is stored there after S
+  static constexpr int P_PANEL = V_PANELS;     // panel without values; after S, P is stored there
   static constexpr int CHUNKS = HEAD_DIM / 8;  // 16-byte chunks per row
   // Number of key blocks whose cursors may be read. When the loader begins key block n, the
   // consumers have finished key block n - CURSORS.
@@ -95,7 +95,7 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
     uint64_t k_full[TILES][PANELS], k_empty[TILES][CONSUMERS];
     uint64_t q_full, q_empty;
     typename Splits::Smem counting;
-    Splits splits;                     // the members that are equal in all threads
+    Splits splits;                     // thread 0's; only members equal in all threads are used
     int2 bounds;                       // key blocks [begin, end) of the split
     DecodeCursor key_blocks[CURSORS];  // cursors of the last key blocks loaded
     __device__ Smem() = delete;        // only a layout of shared memory, never constructed

@@ -1,4 +1,5 @@
-// Shared code of the consumer warpgroups: groups of key blocks, masks, and P @ V.
+// Code that the consumer warpgroups of kernel.cuh and pair.cuh share: groups of key blocks, masks,
+// and P @ V.
 #pragma once
 
 #include "core/decode_rows.cuh"
@@ -34,7 +35,7 @@ __device__ __forceinline__ typename Config::Splits begin_block(const MlaSm90Para
 }
 
 // One of the consumer warpgroups. Consumer `part` computes S of tile `part` of each key block, and
-// its own columns of O.
+// part `part` of the columns of O.
 template <class Config>
 class LatentConsumerBase {
  protected:
@@ -51,13 +52,13 @@ class LatentConsumerBase {
   __device__ __forceinline__ LatentConsumerBase(const LatentParams& p, Smem& smem, const Place& own)
       : p_(p), smem_(smem), own_(own) {}
 
-  // Returns the cursor of the key block that is `ahead` key blocks after this one. Valid once a
-  // panel that this consumer releases is loaded.
+  // Returns the cursor of the key block that is `ahead` key blocks after this one. The cursor is
+  // valid once a panel of that key block that this consumer releases has been loaded.
   __device__ __forceinline__ const DecodeCursor& key_block(int ahead = 0) const {
     return smem_.key_blocks[(number_ + ahead) % Config::CURSORS];
   }
 
-  // Begins a group. Some keys of its first key block must be loaded.
+  // Begins a group. A panel of its first key block must have been loaded.
   __device__ __forceinline__ void begin_group() {
     const DecodeCursor& at = key_block();
     group_end_ = number_ + at.group_end<Config::Splits::GROUP>() - at.position;
@@ -138,7 +139,7 @@ class LatentConsumerBase {
 
   __device__ __forceinline__ float scale() const { return p_.scores.scale * LOG2_E; }
 
-  // Adds the sums of a tile, which include all lanes of a row, to `sum`.
+  // Adds the row sums `tile` of a tile's P to `sum`, scaled by `add` and `keep`.
   __device__ __forceinline__ static void add_sums(float (&sum)[2], const float (&tile)[2],
                                                   const float (&keep)[2], const float (&add)[2]) {
 #pragma unroll

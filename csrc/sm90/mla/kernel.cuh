@@ -209,7 +209,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     if (goes_on) issue_scores<1, 0, Config::PANELS>(s, 1, false);
   }
 
-  // S = Q @ K.T of the own tile                            [64, BLOCK_N]
+  // S = Q @ K.T of this consumer's tile                    [64, BLOCK_N]
   // Issues panels BEGIN to END of the key block that is `ahead` key blocks after this one, in the
   // order of scores_panel().
   template <int PART, int BEGIN, int END>
@@ -262,7 +262,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
       smem_.tops[PART][own_.row_of_block(0)] = top[0];
       smem_.tops[PART][own_.row_of_block(1)] = top[1];
     }
-    fence_proxy_async();  // before wgmma reads zeros, and the next copy
+    fence_proxy_async();  // orders these stores before reads by wgmma and before the next copy
     barrier_arrive(P_READY + PART, Config::CONSUMER_THREADS);
     if (clears) barrier_sync(HAS_SCORES + PART, WARPGROUP);
   }
@@ -271,7 +271,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     top[1] = smem_.tops[tile][own_.row_of_block(1)];
   }
 
-  // Ends a group: adds the sums of both consumers.
+  // Ends a group: adds the row sums of both consumers.
   __device__ __forceinline__ void take_group(const DecodeCursor& at) {
     if (threadIdx.x % 4 == 0) {
       smem_.sums[own_.part][own_.row_of_block(0)] = part_.sum[0];

@@ -20,9 +20,9 @@ struct PanelPlace {
   uint32_t smem, full;
 };
 
-// Loads the keys of a split in one warp. While a key block is loaded, the addresses of the next one
-// are read from the tables: lane c has the address of the c-th run of 16 keys, which are
-// contiguous.
+// Loads the keys of a split in one warp. While a key block is loaded, the places of the next one in
+// the cache are read from the block table: lane c has the place of the c-th run of 16 contiguous
+// keys.
 template <class Config>
 class LatentKeyLoader {
  protected:
@@ -140,8 +140,8 @@ class LatentKeys : LatentKeyLoader<Config> {
   }
 };
 
-// Loads the queries of a split, one work tile after the other, in the other warps, a row per warp.
-// Rows that do not exist become zeros.
+// Loads the queries of a split, one work tile after the other, in the other warps of the loading
+// warpgroup, a row per warp. Rows that do not exist become zeros.
 template <class Config>
 __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Config::Smem& smem,
                                              DecodeCursor at, int key_blocks) {

@@ -6,7 +6,7 @@
 
 namespace flash_dist {
 
-// Lane i of a quad receives number i of each lane, in lane order.
+// Transposes registers in a quad: lane i receives x[i] of each of the four lanes, in lane order.
 __device__ __forceinline__ void transpose_in_quad(uint32_t (&x)[4]) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2) {

@@ -1,6 +1,7 @@
-// Attention of many heads to a cache of latent keys by clusters of two blocks, for fewer work tiles
-// than half of the multiprocessors. Each block computes what one consumer of sm90/mla/kernel.cuh
-// computes, with the same bits: S of one tile of each key block, and half of the columns of O.
+// Attention of many heads to a cache of latent keys by clusters of two blocks, for calls with fewer
+// work tiles than half the number of multiprocessors. Each block computes what one consumer of
+// sm90/mla/kernel.cuh computes, with the same bits: S of one tile of each key block, and half of
+// the columns of O.
 //
 // Grid      A cluster for each split of the key blocks.
 // Block     A warpgroup that loads, and one that computes.
@@ -8,9 +9,9 @@
 //           the other block, through one of SLOTS places in that block's memory. When a block sends
 //           P of key block n, it has received P of key block n - 1 from the other block. The other
 //           block sent that after it had read P of key block n - 2, so the slot is free.
-// Shared    Q. Of the own tile: the block's columns, twice, so that the next ones arrive during P @
-//           V; and the other columns, which are read only for S. Of the other tile: the block's
-//           columns.
+// Shared    Q. Of the own tile, whose S the block computes: the block's columns, twice, so that the
+//           next ones arrive during P @ V; and the other columns, which are read only for S. Of the
+//           other tile: the block's columns.
 #pragma once
 
 #include "core/softmax.cuh"
@@ -31,7 +32,7 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
   using typename Base::Splits;
   using typename Base::Tile;
   static constexpr int OWN = Base::OWN_PANELS;       // panels of a tile with the block's columns
-  static constexpr int OTHERS = Base::PANELS - OWN;  // the other panels
+  static constexpr int OTHERS = Base::PANELS - OWN;  // the other panels of a tile
   static constexpr int OWN_TILES = 2, SLOTS = 2;
   static constexpr int CURSORS = 4;  // the loader is two key blocks ahead at most
   static constexpr int STEPS = Base::BLOCK_N / 16;
@@ -50,7 +51,7 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
     alignas(1024) uint8_t theirs[OWN * Tile::BYTES];
     alignas(1024) uint8_t q[Base::PANELS * Tile::BYTES];
     uint4 weights[SLOTS][WARPS_OF_GROUP][STEPS][32];
-    float4 stats[SLOTS][WARPS_OF_GROUP][8];  // of two rows: tops, then sums
+    float4 stats[SLOTS][WARPS_OF_GROUP][8];  // of two rows each: their tops, then their sums
     uint64_t own_full[OWN_TILES][OWN], others_full[OTHERS], theirs_full;
     uint64_t own_empty[OWN_TILES], others_empty, theirs_empty;
     uint64_t q_full, q_empty, slot_full[SLOTS][WARPS_OF_GROUP];
@@ -305,7 +306,7 @@ class PairConsumer : LatentConsumerBase<Config> {
     barrier_sync(ALL_CONSUMERS, WARPGROUP);  // all warps have S
     this->template clear_values<PART, Config::OWN>(own_values());
     this->template clear_values<1 - PART, Config::OWN>(shared_address(smem_.theirs));
-    fence_proxy_async();  // before wgmma reads zeros, and the next copy
+    fence_proxy_async();  // orders these zeros before reads by wgmma and before the next copy
     barrier_sync(ALL_CONSUMERS, WARPGROUP);
   }
 
@@ -351,7 +352,7 @@ class PairConsumer : LatentConsumerBase<Config> {
     if (lane() == 0) mbarrier_expect(full, Config::WARP_SLOT_BYTES);
   }
 
-  float sum_second_[2];  // sum over second tiles; part_.sum: over first tiles
+  float sum_second_[2];  // row sums over second tiles; part_.sum: over first tiles
 };
 
 template <class Config>

@@ -3,12 +3,12 @@
 
 namespace flash_dist {
 
-// The rows and columns of a work tile whose accumulators a thread has. wgmma gives them to the
-// threads of a warpgroup.
+// The rows and columns of a work tile of which a thread holds the accumulators, in the layout of
+// wgmma.
 template <class Config_>
 struct WarpgroupPlace {
   using Config = Config_;
-  int part;      // index of its COLUMNS columns, equal in a warp
+  int part;      // index of the thread's COLUMNS columns, equal in a warp
   int row0 = 0;  // first row of the block
 
   // row: this lane's first or second row (h = 0 or 1) in the work tile. row_of_block: that row,

@@ -1,17 +1,18 @@
-// O of a block's work tile while a group is computed: it is kept in global memory, or in L2.
+// O of a block's work tile while a group is computed: it is kept in global memory, cached by L2.
 #pragma once
 
 #include "core/decode_rows.cuh"
 
 namespace flash_dist {
 
-// Each thread reads back what it has written, 16 bytes at a time, adjacent to its neighbours.
+// Each thread reads back what it has written, 16 bytes at a time. Adjacent threads use adjacent
+// memory.
 template <class Place, int OT>
 struct TileRest {
   using Config = typename Place::Config;
   static constexpr int CHUNKS = OT + 1;  // 16-byte chunks per lane: top and sum of its rows, then O
-  // The data fit in the two kept partials of the split, which have room for twice partial_rows
-  // rows. In the tightest case, 17 rows, two warps write 16 rows each; more rows leave more room.
+  // The data fit in the two kept partials of the split, which have room for 2 * partial_rows rows.
+  // In the tightest case, 17 rows, two warps write 16 rows each; with more rows more room is left.
   static_assert(Config::Splits::RESTING == 2);
   static_assert(2 * Config::CONSUMERS * CHUNKS * 32 * 4 <= 2 * 17 * Config::HEAD_DIM_V);
 
@@ -36,7 +37,7 @@ struct TileRest {
     }
   }
 
-  // Combines the kept tile with a later group, in `later`.
+  // Combines the kept O, top and sum with a later group; `later` receives the result.
   __device__ __forceinline__ void combine_into(Partial<OT>& later) const {
     constexpr int AT_ONCE = 8;
     if (chunks == nullptr) return;

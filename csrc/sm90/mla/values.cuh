@@ -1,6 +1,6 @@
-// O of few work tiles of latent keys. Another kernel has computed P of all tiles at once and stored
-// it (sm90/mla/kernel.cuh). The chains of products of a group are as long as in that kernel, but
-// each block has few of the columns.
+// Computes O of calls with few work tiles of latent keys. sm90/mla/kernel.cuh has computed P of all
+// key blocks in parallel and stored it. The chain of products of a group is as long as there, but
+// each block computes only 64 columns.
 //
 // Grid      x = group of a work tile, counted over all work tiles, and 64 columns of O.
 // Block     A warpgroup that multiplies, and a warp that loads.
@@ -222,7 +222,7 @@ class LatentValues {
       ++at_.key_block;
       const bool goes_on = at_.position < group_end;
       KeyBlockWeights next;
-      if (goes_on) take_key_block<SECOND_FIRST>(next, at_.position - begin);  // during the products
+      if (goes_on) take_key_block<SECOND_FIRST>(next, at_.position - begin);  // overlaps products
       wgmma_wait<0>();
       hold(group_.out.x[0]);
       hold(now.p[0].a);
@@ -239,7 +239,7 @@ class LatentValues {
     }
   }
 
-  // Finds the factors of all tiles of a group, and its tops and sums.
+  // Finds the factors of all tiles of a group, and the group's tops and sums.
   template <bool SECOND_FIRST>
   __device__ __forceinline__ void find_factors(int key_blocks) {
     const uint32_t full = shared_address(&smem_.stats_full);
@@ -275,7 +275,7 @@ class LatentValues {
     smem_.totals[row] = {top, __fadd_rn(sum_first, sum_second)};
   }
 
-  // Waits for key block `number` of the group, and loads it.
+  // Waits for key block `number` of the group, and loads its P and factors.
   template <bool SECOND_FIRST>
   __device__ __forceinline__ void take_key_block(KeyBlockWeights& taken, int number) {
 #pragma unroll
@@ -339,7 +339,7 @@ __device__ __forceinline__ void mla_values_sm90_block(const MlaSm90Params& param
             panel = static_cast<int>(blockIdx.x) % Config::PANELS;
   DecodeCursor at;
   if (!find_group(p, splits, smem.counting, group, at)) return wait_for_previous<Target>();
-  // The same rule as in core/decode_combine.h: no other split has a part of the tile.
+  // True if no other split has a part of the tile. This is the rule of core/decode_combine.h.
   const bool owns_tile = splits.grain == Grain::TILE ||
                          splits.owner(at.tile_begin()) == splits.owner(at.last_group<GROUP>());
   if (owns_tile && at.position > at.tile_begin()) return wait_for_previous<Target>();

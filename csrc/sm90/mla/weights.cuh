@@ -7,8 +7,8 @@
 // error of the greatest P would be a large part of the error of O.
 //
 // A group has one chain of products P @ V over its tiles. Of the two tiles of a key block, the
-// first half of the columns adds the first tile first, and the second half adds the second tile
-// first.
+// first tile is added first in the first half of O's columns, and the second tile in the second
+// half.
 #pragma once
 
 #include "core/accumulator.cuh"
