@@ -122,7 +122,7 @@ def _require_tensors(q: Tensor, k: Tensor, v: Tensor, names: Names) -> None:
 
 def read_cu_seqlens(
     name: str,
-    x: Any,  # noqa: ANN401 - a user's
+    x: Any,  # noqa: ANN401 - a user's value
     q: Tensor,
     names: Names = NAMES,
 ) -> Tensor:
@@ -133,7 +133,7 @@ def read_cu_seqlens(
         ValueError: Shape, device or strides do not fit.
     """
     require_tensor(name, x)
-    if type(x) is not Tensor and hasattr(x, "full_tensor"):  # a DTensor: read its numbers
+    if type(x) is not Tensor and hasattr(x, "full_tensor"):  # a DTensor: use its full tensor
         x = x.full_tensor()
     require_int32(name, x)
     require_device(name, x, q.device, names.q)
@@ -189,13 +189,13 @@ def require_tensor(name: str, x: Tensor | None) -> None:
         raise ValueError(message)
 
 
-def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's
+def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's value
     """Cast tensors as autocast does for torch's attention.
 
     Nothing is cast unless autocast is on for the device of the first tensor.
 
-    Only tensors of floating point numbers are cast, except float64. Later checks report arguments
-    of a wrong type.
+    Only floating point tensors are cast, except float64. Later checks report arguments of a wrong
+    type.
     """
     kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):
@@ -265,10 +265,10 @@ def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale"
     return number
 
 
-def to_float(number: Any) -> float:  # noqa: ANN401 - a real one
-    """Return a number of any kind as a float; infinity for a number that no float holds.
+def to_float(number: Any) -> float:  # noqa: ANN401 - any real number
+    """Return a real number of any type as a float; infinity if it is too large for a float.
 
-    NOTE: numpy would compare a number of 16 or 32 bits with a bound rounded to its type, and warn.
+    NOTE: numpy would compare a 16-bit or 32-bit float with a bound rounded to its type, and warn.
     """
     try:
         return float(number)

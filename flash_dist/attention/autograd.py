@@ -57,7 +57,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool
         return operators.attend_no_grad(q, k, v, problem)
     if is_traced():  # a trace records only operators that torch calls by name
         return operators.attend(q, k, v, problem)
-    q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)  # of an ended transform
+    # Unwrap tensors of torch.func transforms that have ended.
+    q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
     wants_lse = wants_lse or max_logit
     call = problem, wants_lse
     results = _apply(q, k, v, call) if scores is None else _apply(q, k, v, call, sinks, bias)
@@ -81,7 +82,7 @@ def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
 def concerns_autograd(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None
 ) -> bool:
-    """Return whether a call wants gradients or runs in forward mode, which raises an error later.
+    """Return whether a call needs gradients or runs in forward mode, which raises an error later.
 
     An autograd.Function checks this, too, but takes longer than the rest of a small call.
     """
@@ -93,7 +94,7 @@ def concerns_autograd(
         or (bias is not None and bias.requires_grad)
     ):
         return True
-    return forward_ad._current_level >= 0  # noqa: SLF001 - no public function tells
+    return forward_ad._current_level >= 0  # noqa: SLF001 - no public equivalent
 
 
 def _require_transformable(problem: Problem) -> None:
@@ -237,7 +238,8 @@ class _EagerAttention(torch.autograd.Function):
             return dq, dk, dv, None
         packing = problem.packing
         keys = k.shape[1] if packing is None else min(k.shape[0], packing.max_seqlen_k)
-        if problem.scores is None and dout is not None and keys != 1:  # see `differentiate`
+        # For these calls `differentiate` would only call backward().
+        if problem.scores is None and dout is not None and keys != 1:
             dq, dk, dv, _ = operators.backward(dout, saved, dlse, problem)
             return dq, dk, dv, None
         needs = ctx.needs_input_grad
@@ -252,6 +254,6 @@ class _EagerAttention(torch.autograd.Function):
         derivatives.refuse_forward_mode()
 
 
-# `apply` without torch's Python part, which looks for a torch.func transform. attend() has already
-# looked.
+# The C++ `apply`. The Python `apply` in front of it would look for a torch.func transform, but
+# attend() has already done so.
 _apply: Final[Callable[..., Any]] = super(torch.autograd.Function, _EagerAttention).apply

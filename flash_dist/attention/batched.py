@@ -39,7 +39,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,  # noqa: ARG001 - it always is
+    deterministic: bool = False,  # noqa: ARG001 - every call is
     return_attn_probs: Flag = False,
     *,
     mask: BlockMask | IntervalMask | None = None,
@@ -76,11 +76,11 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         q: [batch, seqlen_q, num_heads_q, head_dim] or
             [batch, seqlen_q, num_heads_kv, heads_per_kv, head_dim]; float16, bfloat16 (not on
             compute capability 7.5) or float32, on the CPU also float64. head_dim is at most 512, in
-            float32 on a GPU and on compute capability 7.5 at most 256. It is contiguous; on a GPU
-            all other strides and the address are multiples of 16 bytes. A head_dim that is no
-            multiple of 8 may have any strides: q, k and v are copied, with columns of zeros. Under
-            torch.autocast, q, k and v are cast to its dtype. With the groups first, [batch,
-            seqlen_q, groups, num_heads_kv, head_dim], pass `q.transpose(2, 3)`.
+            float32 on a GPU and on compute capability 7.5 at most 256. Its axis is contiguous; on a
+            GPU all other strides and the address are multiples of 16 bytes. If head_dim is not a
+            multiple of 8, strides may be any: q, k and v are copied and padded with columns of
+            zeros. Under torch.autocast, q, k and v are cast to its dtype. If the groups come first,
+            [batch, seqlen_q, groups, num_heads_kv, head_dim], pass `q.transpose(2, 3)`.
         k: [batch, seqlen_k, num_heads_kv, head_dim], same dtype and device. num_heads_kv divides
             num_heads_q; query head h reads kv head h // (num_heads_q // num_heads_kv). May have a
             heads_per_kv axis before head_dim, expanded (stride 0). Its gradient then passes through
@@ -94,8 +94,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         causal: Query i sees key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the
             bottom right.
         window_size: (left, right), -1 or None for no bound: query i sees key j if i - left <= j -
-            (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of two numbers is
-            read, which waits if it is on a GPU.
+            (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of two integers is
+            read on the host, which waits if it is on a GPU.
         softcap: A scaled score s becomes softcap * tanh(s / softcap), before the mask; 0 or None:
             no cap.
         alibi_slopes: [num_heads_q] or [batch, num_heads_q], float32, without a gradient. After the
@@ -120,16 +120,16 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             `flash_dist.float32_precision`.
         match_kvcache: Whether out and lse have the bits of `flash_attn_with_kvcache`; None: the
             choice of `flash_dist.match_kvcache`.
-        bias: Numbers that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k] and are added to
+        bias: Tensor that broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k] and is added to
             the scores after ALiBi and before the mask; dtype of q or float32, other dtypes are
-            cast. A number of -65504 or less, also -inf, hides the key. NaN or inf makes the whole
+            cast. A value of -65504 or less, also -inf, masks the key. NaN or inf makes the whole
             row NaN. Differentiable: its gradient is summed in float32 over the axes along which it
-            has one entry, in an order that follows from the shapes and the device. Not with softcap
+            is broadcast, in an order that follows from the shapes and the device. Not with softcap
             or match_kvcache.
-        learnable_sink: By name, [num_heads_q], any floating point dtype: one more score of each
-            row, after the mask, that has no value. Differentiable: its gradient is summed in
-            float32 over batch and queries, in an order that follows from their number and the
-            device. `s_aux` is another name for this argument.
+        learnable_sink: Keyword-only, [num_heads_q], any floating point dtype: one more score of
+            each row, after the mask, that has no value. Differentiable: its gradient is summed in
+            float32 over batch and queries, in an order that follows from the shapes and the device.
+            `s_aux` is another name for this argument.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.

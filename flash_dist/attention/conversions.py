@@ -69,7 +69,8 @@ class Conversions(Generic[Made]):
         if known is not None and known[0]() is source:
             return known[1]
 
-        def forget(dead: weakref.ref[Any]) -> None:  # takes no lock: it may run anywhere
+        # Takes no lock, because garbage collection may call it at any point.
+        def forget(dead: weakref.ref[Any]) -> None:
             if self._made.get(number, (None,))[0] is dead:
                 self._made.pop(number, None)
 
@@ -95,8 +96,8 @@ def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
     the earlier mask.
 
     Args:
-        mask: The object that calls are given: a BlockMask of torch, a tensor of booleans or numbers
-            as `attn_mask`, or position ids.
+        mask: The object that is passed to calls: a BlockMask of torch, a boolean or floating point
+            `attn_mask`, or position ids.
 
     Raises:
         TypeError: mask is neither a tensor nor a BlockMask of torch.
@@ -229,7 +230,7 @@ def _list_fields(owners: list[Any], names: tuple[str, ...]) -> list[Any]:
 
 def _fields_of(value: object) -> list[Mapping[str, Any]]:
     if isinstance(value, torch.nn.Module):
-        return [vars(value), value._buffers, value._modules]  # noqa: SLF001 - parameters hide nothing
+        return [vars(value), value._buffers, value._modules]  # noqa: SLF001 - masks need no parameters
     fields = getattr(value, "__dict__", None)
     return [fields] if isinstance(fields, Mapping) else []
 

@@ -61,7 +61,7 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
             head h reads kv head h // (num_heads_q // num_heads_kv).
         return_lse: Return (out, lse).
         kernel_options: Ignored: they tune torch's kernels.
-        return_aux: torch's AuxRequest, of lse alone: return (out, AuxOutput).
+        return_aux: torch's AuxRequest, for lse only: return (out, AuxOutput).
 
     Returns:
         out: [batch, num_heads_q, seqlen_q, head_dim_v], in memory [batch, seqlen_q, num_heads_q,

@@ -36,7 +36,7 @@ def attend_heads_first(  # noqa: PLR0913 - one attention problem
         mask: Which keys each query sees.
         scale: Factor on the scores, None for head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q.
-        bias: Numbers that are added to the scores.
+        bias: Tensor that is added to the scores.
         dropout_p: As in `flash_attn_func`.
     """
     query, key, value = tensors

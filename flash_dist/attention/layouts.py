@@ -29,7 +29,7 @@ SMALLEST_TILE: Final = 64  # rows of the smallest tile of any kernel; bounds the
 ALIGNMENT: Final = 16  # bytes per load
 
 DENSE: Final = 2  # axes before the heads: batch and seqlen
-PACKED: Final = 1  # total
+PACKED: Final = 1  # axes before the heads: total
 _TOKEN_AXES: Final = {DENSE: "batch, seqlen", PACKED: "total"}
 
 

@@ -67,7 +67,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,  # noqa: ARG001 - it always is
+    deterministic: bool = False,  # noqa: ARG001 - every call is
     return_attn_probs: Flag = False,
     block_table: Tensor | None = None,
     *,
@@ -86,18 +86,19 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     empty. Tokens after the last sequence are allowed: out and the gradients are 0 there, lse is
     -inf. Everything else is as in `flash_attn_func`.
 
-    With block_table, keys and values are read from pages; with seqused_k (by name), only the first
-    keys of each sequence. Both give the bits of `flash_attn_with_kvcache`. Pages have no gradients:
-    a call that wants some raises. A call with seqused_k alone that wants gradients gives the bits
-    of packed sequences, and gradients of 0 for unused keys.
+    With block_table, keys and values are read from pages. With seqused_k (keyword-only), sequence b
+    has only its first seqused_k[b] keys. Both give the bits of `flash_attn_with_kvcache`. Pages
+    have no gradients: a call with block_table that needs gradients raises. A call with seqused_k
+    alone that needs gradients gives the bits of packed sequences, and gradients of 0 for unused
+    keys.
 
     cu_seqlens must begin with 0, must not decrease or pass total_q and total_k, and no sequence may
     be longer than max_seqlen. This is checked on the CPU, and on a GPU with `FLASH_DIST_CHECK=1`,
     which waits. Otherwise sequences end at max_seqlen and at the ends of the tensors at the latest.
-    Decreasing numbers give undefined results, but nothing outside the tensors is read or written.
+    Decreasing cu_seqlens give undefined results, but nothing outside of the tensors is accessed.
 
-    A max_seqlen may be a tensor with one number. It is read in every call, which waits if it is on
-    a GPU, and fails while a CUDA graph is captured: ints are better.
+    A max_seqlen may be a tensor of one integer. It is read in every call, which waits if it is on a
+    GPU, and fails while a CUDA graph is captured: ints are better.
 
     Args:
         q: [total_q, num_heads_q, head_dim] or [total_q, num_heads_kv, heads_per_kv, head_dim], the
@@ -109,8 +110,9 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         cu_seqlens_q: [batch + 1], int32 on q's device.
         cu_seqlens_k: [batch + 1], int32 on q's device; with block_table the differences are the
             numbers of keys, and None is allowed with seqused_k.
-        max_seqlen_q: Queries of the longest sequence or more; an int, or a tensor of one int.
-        max_seqlen_k: Keys of the longest sequence or more, likewise.
+        max_seqlen_q: At least the number of queries of the longest sequence; an int, or a tensor of
+            one integer.
+        max_seqlen_k: At least the number of keys of the longest sequence, likewise.
         dropout_p: As in `flash_attn_func`; 0 with block_table and seqused_k.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Aligned to the bottom right of each sequence.
@@ -133,13 +135,13 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             head. alibi_slopes, bias, block_table and seqused_k must then be None.
         float32_precision: As in `flash_attn_func`.
         match_kvcache: Likewise.
-        bias: Numbers that broadcast to [num_heads_q, max_seqlen_q, max_seqlen_k]: query i and key j
+        bias: Tensor that broadcasts to [num_heads_q, max_seqlen_q, max_seqlen_k]: query i and key j
             of each sequence, counted from its first token, get bias[:, i, j]. It may have more
             queries and keys, which are not read. Otherwise as in `flash_attn_func`: the gradient is
-            also summed over all sequences, and is 0 where none has scores. NaN or inf may spread to
-            gradients of sequences that are too short for the entry. Not with block_table and
-            seqused_k.
-        learnable_sink: By name, as in `flash_attn_func`; so is `s_aux`.
+            also summed over all sequences, and is 0 where no sequence has scores. A NaN or inf in
+            the bias may spread to gradients of sequences too short to use it. Not with block_table
+            and seqused_k.
+        learnable_sink: Keyword-only, as in `flash_attn_func`; so is `s_aux`.
 
     Returns:
         out: Like q, with head_dim_v, contiguous.
@@ -270,13 +272,13 @@ def _choose_mask(
 
 
 def _check_mask(
-    mask: Any,  # noqa: ANN401 - not a band
+    mask: Any,  # noqa: ANN401 - any mask but a band
     packing: Packing,
     scores: Scores | None,
     *,
     batch_invariant: bool,
 ) -> None:
-    """Raise ValueError for a mask that shows other sequences' keys, or does not allow an option."""
+    """Raise ValueError if queries may see other sequences' keys, or the mask excludes an option."""
     if not mask.is_packed:
         message = (
             f"mask must keep {packing.cu_seqlens_q.shape[0] - 1} packed sequences apart, got one "
@@ -308,7 +310,7 @@ def _join(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Any,  # noqa: ANN401 - not a band
+    mask: Any,  # noqa: ANN401 - any mask but a band
     packing: Packing,
 ) -> Triple:
     """Return a pack as one sequence, with batch 1.
@@ -349,7 +351,7 @@ def _read_queries(
     max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor | None,
 ) -> Packed:
-    """Return the boundaries of the queries of sequences in a cache; max_seqlen_k is unused."""
+    """Return the boundaries of the queries of sequences in a cache; only check max_seqlen_k."""
     if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):
         _read_max_seqlen("max_seqlen_k", max_seqlen_k)
     ends = read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
-Result = Tensor | Any  # Any: a tuple, if a flag is no literal
+Result = Tensor | Any  # Any stands for a tuple, for calls whose flags are not literals
 P = ParamSpec("P")
 
 # Types of flags in signatures. For type checkers a signature describes the calls that return only

@@ -24,7 +24,7 @@ SINKS: Final = ("learnable_sink", "s_aux")  # names in flash-attention 4 and in 
 # Limits of softcap. The gradient recovers tanh from lse, whose precision is too low for smaller
 # caps. With a larger cap, float32 rounds score / cap to 0.
 _LEAST, _MOST = 2.0**-10, 2.0**40
-_DIMENSIONS: Final = 4  # of a bias for the operators
+_DIMENSIONS: Final = 4  # number of dimensions of a bias for the operators
 
 
 def choose_scores(
@@ -118,7 +118,7 @@ def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, in
 
     Args:
         name: The name of the argument.
-        bias: Numbers that broadcast to `shape`.
+        bias: Tensor that broadcasts to `shape`.
         q: Checked queries.
         shape: [batch, num_heads_q, seqlen_q, seqlen_k].
 

@@ -158,7 +158,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     Args:
         qkv: [total, 3, num_heads, head_dim].
         cu_seqlens: [batch + 1], int32 on qkv's device: where each sequence begins.
-        max_seqlen: Tokens of the longest sequence or more.
+        max_seqlen: At least the number of tokens of the longest sequence.
 
     Returns:
         The result of `flash_attn_varlen_func`.

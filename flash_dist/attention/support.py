@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _warned: Final[set[int]] = set()  # indices of GPUs
 
-ROLE: Final = "fwd"  # a target with this role has all kernels; the build's audit checks that
+ROLE: Final = "fwd"  # the build's audit checks that a target with this role has all kernels
 LARGE_FLOOR: Final = Device(8, 0)  # for head_dim above GENERAL_HEAD_DIM
 DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -85,7 +85,7 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
 
 
 def _log_choice(device: int, gpu: Device, chosen: dict[str, Any]) -> None:
-    """Log which kernels were chosen; warn once per GPU if they were made for other GPUs."""
+    """Log which variant was chosen; warn once per GPU if it has no machine code for the GPU."""
     symbol, binary = str(chosen["symbol"]), int(chosen["binary_version"])
     versions = f"binaryVersion {binary}, ptxVersion {chosen['ptx_version']}"
     _log.debug("GPU %d: the variant is %s (%s)", device, symbol, versions)

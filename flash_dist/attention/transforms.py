@@ -60,7 +60,7 @@ def require_no_gradients(name: str, **tensors: Tensor | None) -> None:
 
 def find_differentiated(**tensors: Tensor | None) -> str | None:
     """Return the name of the first tensor that autograd or torch.func differentiates by."""
-    has_levels = forward_ad._current_level >= 0 or is_transformed()  # noqa: SLF001 - as above
+    has_levels = forward_ad._current_level >= 0 or is_transformed()  # noqa: SLF001 - no public equivalent
     follows = torch.is_grad_enabled()
     if not (follows or has_levels):
         return None
@@ -84,7 +84,7 @@ def _is_tracked(x: Tensor) -> bool:
 
 def _has_tangent(x: Tensor | None) -> bool:
     """Return whether forward mode has a tangent for a tensor, at any level of torch.func."""
-    if x is None or forward_ad._current_level < 0 or torch.compiler.is_compiling():  # noqa: SLF001 - as above
+    if x is None or forward_ad._current_level < 0 or torch.compiler.is_compiling():  # noqa: SLF001 - no public equivalent
         return False
     while functorch.is_batchedtensor(x) or forward_ad.unpack_dual(x).tangent is None:
         if not functorch.is_functorch_wrapped_tensor(x):
@@ -94,7 +94,7 @@ def _has_tangent(x: Tensor | None) -> bool:
 
 
 def refuse_compilation() -> NoReturn:
-    """Raise for torch.compile of a transform, where no operator can have its own gradient."""
+    """Raise for torch.compile of a transform: it supports no custom operator's autograd formula."""
     message = (  # torch.compile shows only the text of built-in exceptions
         "torch.compile must find no torch.func.grad, vjp or vmap around attention, got one"
         "\n\nhint: without fullgraph=True the code inside of it runs eagerly"
@@ -110,7 +110,7 @@ def refuse_intervals() -> NoReturn:
 
 def refuse_max_logit() -> NoReturn:
     """Raise for return_max_logit in a transform: vmap's axis would be part of the batch."""
-    message = (  # as above
+    message = (  # see refuse_compilation()
         "return_max_logit must be False within torch.func.grad, vjp and vmap, got True"
         "\n\nhint: the same call outside of them returns max_logit"
     )

@@ -44,7 +44,7 @@ class BoundariesError(ValueError):
 
 @cache
 def warn_unchecked(where: str) -> None:
-    """Warn once per place that FLASH_DIST_CHECK has no effect there."""
+    """Warn once per value of `where` that FLASH_DIST_CHECK has no effect there."""
     message = f"{CHECK_VARIABLE}=1 does not check cu_seqlens in {where}, which must not wait"
     warnings.warn(message, stacklevel=2)
 
@@ -66,8 +66,8 @@ def check_boundaries(
         ends: The values of cu_seqlens.
         tokens: Length of the packed axis.
         longest: max_seqlen.
-        arguments: The caller's names of cu_seqlens and max_seqlen. Defaults to these words followed
-            by `_` and name.
+        arguments: The caller's names of cu_seqlens and max_seqlen. Defaults to `cu_seqlens_q` and
+            `max_seqlen_q` if name is `q`, and so on.
 
     Raises:
         BoundariesError: The first entry is not 0, an entry is off the axis or less than the

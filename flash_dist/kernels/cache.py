@@ -139,9 +139,9 @@ _library.impl("append", _append_in_place, "ADInplaceOrView", with_keyset=True)
 
 
 def _is_watched() -> bool:
-    """Return whether a graph, a trace or a mode may see the operator.
+    """Return whether a graph, a trace or a torch.dispatch mode may see the operator.
 
-    These know only `decode`.
+    These know `decode`, but not `decode_no_lse`.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
         return True
@@ -156,7 +156,7 @@ def _call(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - 
     return _call_eagerly(operator, arguments)
 
 
-def _call_eagerly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - likewise
+def _call_eagerly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - torch.ops.X.Y.Z
     """Call an operator in eager mode without gradients.
 
     A `torch.no_grad` object would take a tenth of a call's time.

@@ -100,8 +100,9 @@ def _check_numbers(name: str, numbers: Sequence[int], most: Sequence[int], what:
 def _check_pages(
     table: Sequence[Sequence[int]], page: int, seqlens: Sequence[int], seqlen_new: int
 ) -> None:
-    """Raise if two new keys would be written to the same row of a page."""
-    written: dict[int, list[tuple[int, int, str]]] = {}  # first row, end, who
+    """Raise if two new keys would be written to the same row of the same page."""
+    # By page: first row and end of the new keys of a table entry, and the name of the entry.
+    written: dict[int, list[tuple[int, int, str]]] = {}
     for i, (pages, begin) in enumerate(zip(table, seqlens, strict=True)):
         end = begin + seqlen_new
         for place in range(begin // page, -(-end // page)):

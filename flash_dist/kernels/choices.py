@@ -23,7 +23,7 @@ R = TypeVar("R")
 Precision = Literal["tf32x3", "ieee"]
 TF32X3: Final = "tf32x3"
 IEEE: Final = "ieee"
-IEEE32: Final = "ieee32"  # dtype of float32 kernels that multiply with FFMA
+IEEE32: Final = "ieee32"  # name of the dtype of float32 kernels that multiply with FFMA
 PRECISIONS: Final = (TF32X3, IEEE)
 _RUN_LATER: Final = (
     inspect.isgeneratorfunction,
@@ -204,7 +204,7 @@ def is_matching(
     q: torch.Tensor,
     mask: Band | BlockMask | IntervalMask,
 ) -> bool:
-    """Return whether a call must have the bits of a cache.
+    """Return whether a call must have the bits of attention to a cache.
 
     Args:
         match: The argument of the call; None: the current choice.
@@ -212,8 +212,8 @@ def is_matching(
         mask: Which keys each query sees.
 
     Raises:
-        TypeError: match is no bool, or caches do not support the dtype.
-        ValueError: Caches do not support the mask.
+        TypeError: match is no bool, or attention to a cache does not support the dtype.
+        ValueError: Attention to a cache does not support the mask.
     """
     if match is None:
         match = find_match_kvcache()

@@ -1,7 +1,7 @@
 """The operators on the CPU, with the formulas of reference.py.
 
 The signatures are those of the operators, see csrc/binding/attention.cpp and operators.py; the last
-arguments are the fields of Scores.
+arguments are fields of Scores and Dropout.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _attend(  # noqa: PLR0913, PLR0917 - the schema of `attention`
     dropout_p: float = 0.0,
     rng_state: Tensor | None = None,
 ) -> Results:
-    """Return all results for a band; checks cu_seqlens, which needs no wait here."""
+    """Return out, lse and max_logit for a band; check the values of cu_seqlens."""
     if bias is not None and match_kvcache:
         message = "bias must be None with match_kvcache, got a tensor"
         raise ValueError(message)
@@ -153,14 +153,14 @@ def _differentiate(tensors: Sequence[Any], options: Options) -> Gradients:
 
 
 def attention_no_grad(*call: Any) -> Pair:  # noqa: ANN401 - the operator's schema
-    """Return the results of `attention`; the integers of the mask are a tensor."""
+    """Return the results of `attention`, for a mask whose integers are a tensor."""
     mask, mask_data, softmax_scale, *rest = call[3:]
     ieee, *packed = rest or [False]
     packed += NOT_PACKED[len(packed) :]
     return attention(*call[:3], mask_data, mask.tolist(), *packed, softmax_scale, ieee)
 
 
-def attention_backward_no_grad(*call: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401 - likewise
+def attention_backward_no_grad(*call: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401 - the operator's schema
     """Return dq, dk, dv; arguments as in `attention_no_grad`."""
     mask, data, slots, softmax_scale, budget, batch_invariant, *rest = call[7:]
     ieee, *packed = rest or [False]
@@ -183,7 +183,7 @@ def attention_masked_max_logit(*call: Any) -> Results:  # noqa: ANN401 - the ope
 
 
 def _attend_masked(*call: Any) -> Results:  # noqa: ANN401 - the operators' schema
-    """Return all results for a BlockMask or an IntervalMask."""
+    """Return out, lse and max_logit for a BlockMask or an IntervalMask."""
     q, k, v, plan, handle = call[:5]
     softmax_scale, keep, _, *how = call[8:]
     if keep and plan is None:

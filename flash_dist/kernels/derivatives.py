@@ -2,8 +2,9 @@
 
 Such calls come from exported programs, AOTInductor packages, or users. Our own functions use an
 autograd.Function, attention/autograd.py, which is cheaper and has more information: forward
-operators have no argument for the budget, and `attention` none for batch_invariant, so these
-formulas use the current budget. Both call `differentiate`.
+operators have no argument for the budget, and `attention` none for batch_invariant. So these
+formulas use the current budget, and the formula of `attention` uses batch_invariant=False. Both the
+formulas and the Function call `differentiate`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def differentiate(
         of_results: Autograd's gradients of out and lse, in any layout; None: nothing depends on
             that result.
         sinks: The sinks of the call.
-        max_seqlen_k: Keys of the longest sequence or more, if packed.
+        max_seqlen_k: At least the number of keys of the longest packed sequence; None: not packed.
 
     Returns:
         dq, dk, dv: Like q, k, v.
@@ -88,7 +89,7 @@ def differentiate_bias(
 
 
 def _has_one_key(k: Tensor, max_seqlen_k: int | None) -> bool:
-    """Return whether every sequence is known to have one key at most; max_seqlen_k: if packed."""
+    """Return whether it is known that no sequence has two keys; max_seqlen_k is None if dense."""
     return _is_one(k.shape[1]) if max_seqlen_k is None else _is_one(k.shape[0], max_seqlen_k)
 
 
@@ -118,7 +119,7 @@ def refuse_forward_mode(*_: object) -> NoReturn:
 
 def require_no_tangents(*tensors: Any) -> None:  # noqa: ANN401 - all arguments of an operator
     """Raise for inputs with tangents, which operators of torch.library would ignore or fail on."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # noqa: SLF001 - no public function tells
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # noqa: SLF001 - no public equivalent
         return
     for x in tensors:
         if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
@@ -131,7 +132,7 @@ def _refuse_transform(name: str) -> NoReturn:
 
 
 def register(library: torch.library.Library) -> None:
-    """Register the formulas of the operators, in the library that declares two of them."""
+    """Register the autograd formulas of the operators in a library of their namespace."""
     in_front: Any = _Shortcut(library)
     for name, formula, save in (
         ("attention", _differentiate, _save),
@@ -164,7 +165,7 @@ class _Shortcut:
         below = torch._C._after_autograd_keyset  # noqa: SLF001
 
         def kernel(keyset: Any, *args: Any) -> Any:  # noqa: ANN401 - torch's protocol
-            if forward_ad._current_level >= 0:  # noqa: SLF001 - no public function tells
+            if forward_ad._current_level >= 0:  # noqa: SLF001 - no public equivalent
                 require_no_tangents(*args)
             if torch.is_grad_enabled() and is_wanted(*args):
                 if torch._C._are_functorch_transforms_active():  # noqa: SLF001 - as torch.autograd

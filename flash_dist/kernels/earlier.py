@@ -33,7 +33,7 @@ _NO: Final = False
 
 
 def register(library: torch.library.Library) -> None:
-    """Declare the operators as CompositeImplicitAutograd, which gives them gradients and fakes."""
+    """Declare the operators as CompositeImplicitAutograd, so that they need no other kernels."""
     for schema, call in OPERATORS.items():
         library.define(schema)
         library.impl(schema.partition("(")[0], call, "CompositeImplicitAutograd")
@@ -56,7 +56,7 @@ def _scored_bwd(*call: Any) -> Any:  # noqa: ANN401
 
 
 def _of(handle: int) -> tuple[Any, ...]:
-    """Return the arguments of a BlockMask from `plan` to `causal`."""
+    """Return the masked operators' arguments from `plan` to `causal`, for a BlockMask."""
     return None, handle, 1, 1, False
 
 

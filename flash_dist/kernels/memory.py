@@ -21,7 +21,7 @@ OUT_OF_MEMORY: Final = "CUDA out of memory."  # in torch, and in toolkit/native/
 
 
 def raise_out_of_memory(error: Exception) -> None:
-    """Raise torch.OutOfMemoryError if an error's message says so; return otherwise.
+    """Raise torch.OutOfMemoryError if an error's message says that memory ran out; else return.
 
     torch's stable ABI turns any exception of the compiled parts into a RuntimeError. Before torch
     2.13 its text starts with the position in our sources.
@@ -48,7 +48,7 @@ def _is_input(x: Tensor) -> bool:
     dynamo: Any = sys.modules.get("torch._dynamo.symbolic_convert")
     try:
         inputs = dynamo.InstructionTranslator.current_tx().output.tracked_fakes
-    except AttributeError:  # not traced, or torch renamed it
+    except AttributeError:  # Dynamo is not tracing, or torch renamed an attribute
         return False
     return any(one.fake is x for one in inputs)
 

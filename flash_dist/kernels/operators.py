@@ -2,8 +2,8 @@
 
 Importing it loads the extension, which declares `attention` and `attention_backward` with their
 CUDA kernels. These take a mask as integers, and its arrays as a tensor on q's device. This module
-declares `attention_masked` and `attention_masked_backward`: they take the handle of a BlockMask or
-the tensor of an IntervalMask, and find the arrays where torch.compile does not trace. The fake
+declares the `attention_masked...` operators: they take the handle of a BlockMask or the tensor of
+an IntervalMask, and find the arrays where torch.compile does not trace. The fake
 kernels (only shapes, for torch.compile) are here as well. cpu.py has the CPU kernels,
 derivatives.py the autograd formulas. The signatures are those of the operators, including
 positional flags.
@@ -138,7 +138,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
     Returns:
         out: Like q with head_dim_v, contiguous.
         lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
-        max_logit: [num_heads_q], like lse; without a gradient.
+        max_logit: [num_heads_q], dtype of lse; without a gradient.
     """
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
         return attend_no_grad(q, k, v, problem)
@@ -195,7 +195,7 @@ def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
 
 
 def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether other code may look at the operator, or the call is not for a GPU.
+    """Return whether other code may intercept the operator, or the call is not for a GPU.
 
     torch.dispatch modes, Tensor subclasses and torch.jit.trace know operators by name. On the CPU
     the shortcut gains nothing.
@@ -224,7 +224,7 @@ def _find_integers(
     elif 0 not in (q.shape[0], mask.seqlen_q, mask.seqlen_k):
         slots = list_key_slots(mask.seqlen_q, mask.seqlen_k, causal=mask.causal)
         return list_integers(*mask[1:5]), mask.plan, slots
-    return _integers_of(Band()), None, None  # no scores: any mask will do
+    return _integers_of(Band()), None, None  # without scores, any mask is correct
 
 
 @lru_cache(maxsize=256)
@@ -248,7 +248,8 @@ def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) 
             for float64 inputs). Without sinks None or an empty tensor.
     """
     try:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # autograd's formula runs
+        # Call the operator with its autograd formula.
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return _call_backward(dout, saved, dlse, problem)
         plain = problem.scores is None and problem.dropout is None
         if plain and not _is_watched(*saved[:3]):
@@ -263,8 +264,9 @@ def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) 
 def _backward_no_grad(
     dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Gradients:
-    """Call the eager operator, as `attend_no_grad` does."""
-    mask, softmax_scale, packing, _, *how, _, _, _ = problem  # not used by the eager operator
+    """Call the operator without an autograd formula, as `attend_no_grad` does."""
+    # The operator does not take the fields named _.
+    mask, softmax_scale, packing, _, *how, _, _, _ = problem
     arrays = _find_integers(mask, *saved[:2])
     dq, dk, dv = _attention_backward_no_grad(
         dout, *saved, dlse, *arrays, softmax_scale, *how, *(packing or ())
@@ -389,14 +391,14 @@ def _find_arrays(
 ) -> tuple[Tensor | None, Tensor | None, list[int]]:
     """Return mask_data, mask_slots and mask for the extension's operators.
 
-    The visible tiles of an IntervalMask are known on its device only, so a backward reserves dS of
-    every tile.
+    The visible tiles of an IntervalMask are known on its device only, so a backward reserves memory
+    for dS of every tile that `causal` does not mask.
     """
     if plan is None:
         found = find_plan(handle, q, k)
         if found is not None:
             return found.data, found.plan.key_slots, found.plan.layout
-    elif 0 not in (q.shape[0], q.shape[1], k.shape[1]):  # only then the tensors have an address
+    elif 0 not in (q.shape[0], q.shape[1], k.shape[1]):  # empty tensors have no address
         intervals = cpu.intervals_of(q, k, plan, *sizes)
         slots = list_key_slots(q.shape[1], k.shape[1], causal=intervals.causal)
         return plan, slots, intervals.layout

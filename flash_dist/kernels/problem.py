@@ -31,9 +31,9 @@ class Packing(NamedTuple):
     max_seqlen_k: int
 
 
-NOT_PACKED: Final = (None, None, 0, 0)  # the operators' arguments in place of a Packing
-TENSORS: Final = 6  # tensors of a flattened Problem
-OTHERS: Final = 11  # the other fields of a flattened Problem
+NOT_PACKED: Final = (None, None, 0, 0)  # the operators' arguments if tensors are not packed
+TENSORS: Final = 6  # number of tensors of a flattened Problem
+OTHERS: Final = 11  # number of other fields of a flattened Problem
 
 
 class Problem(NamedTuple):
@@ -44,11 +44,11 @@ class Problem(NamedTuple):
     mask: Which keys each query sees; a band if packed.
     softmax_scale: Factor on the scores.
     packing: None for tensors with a batch axis.
-    scores: Soft cap, ALiBi slopes, sinks and bias; None: nothing of these.
+    scores: Soft cap, ALiBi slopes, sinks and bias; None: none of these.
     budget: Bytes of workspace for the backward, or BUDGET_NOW.
     batch_invariant: Whether the gradients of a sequence must not depend on the rest of the batch.
     ieee: Whether products of float32 are FFMA, see choices.py.
-    match_kvcache: Whether out and lse must have the bits of a cache, see choices.py.
+    match_kvcache: Whether out and lse must have the bits of attention to a cache, see choices.py.
     max_logit: Whether the largest score of each head is a third result. Not with match_kvcache or
         dropout.
     dropout: None: no weight is dropped.

@@ -78,7 +78,7 @@ def reference_results(
         out: Like q, with the last axis of v.
         lse: [batch, num_heads_q, seqlen_q], packed [num_heads_q, tokens]; float32, or float64 for
             float64 inputs.
-        max_logit: [num_heads_q], like lse: the largest visible score, -inf if there is none.
+        max_logit: [num_heads_q], dtype of lse: the largest visible score, -inf if there is none.
     """
     out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
     lse = q.new_full(_lse_shape(q, options.cu_seqlens_q), -torch.inf, dtype=_compute_dtype(q))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-OF_CACHES: Final = 3  # all fields but the bias: attention to a cache has no bias
+OF_CACHES: Final = 3  # attention to a cache supports this many first fields of Scores: all but bias
 MASKED: Final = torch.finfo(torch.float16).min  # a bias of this or less masks its score
 _BLOCKS: Final = 1024  # with fewer tiles, a gradient is split into partial sums to fill a GPU
 
@@ -26,9 +26,9 @@ class Scores(NamedTuple):
     alibi_slopes: [num_heads_q] or [batch, num_heads_q].
         slope * abs(i + seqlen_k - seqlen_q - j) is subtracted from the score of query i and key j.
     bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k], added to s. A bias of -65504
-        or less masks the score. Not allowed with a softcap. Of packed documents: [1, 1 or
-        num_heads_q, 1 or queries, 1 or keys], the same for all; these are the lesser of the longest
-        length and the number of tokens.
+        or less masks the score. Not allowed with a softcap. Packed documents share one bias, [1, 1
+        or num_heads_q, 1 or queries, 1 or keys]: queries and keys are the lesser of max_seqlen and
+        the number of tokens.
     sinks: [num_heads_q]. One more score in each row, which is never masked and has no value. lse
         includes this score.
     """
@@ -50,7 +50,7 @@ PLAIN: Final = Scores()  # no score modification
 
 
 def cut_bias(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
-    """Return a view of the numbers for the first queries and keys, those of one document."""
+    """Return a view of the bias of one document, which has this many queries and keys."""
     return bias[:, :, :seqlen_q, :seqlen_k]
 
 
@@ -60,7 +60,9 @@ def add_bias(logits: Tensor, bias: Tensor) -> Tensor:
 
 
 def count_splits(bias: Tensor, q: Tensor, k: Tensor, packed: Sequence[Any] = ()) -> int:
-    """Return how many blocks share the batch entries and heads of a tile, from shapes alone.
+    """Return into how many partial sums a bias gradient is split, from shapes alone.
+
+    The batch entries and heads that share a tile of the bias are divided among that many blocks.
 
     packed: The fields of a Packing, if the tensors are packed.
     """
@@ -80,8 +82,8 @@ def sum_parts(parts: Tensor, bias: Tensor) -> Tensor:
     """Return the gradient of a bias, shaped like it, from partial sums.
 
     Args:
-        parts: [splits, batch, heads, queries, keys]. An axis along which the bias is broadcast
-            counts tiles.
+        parts: [splits, batch, heads, queries, keys]. If the bias is broadcast along queries or
+            keys, that axis has an entry per tile.
         bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k].
     """
     axes = [i for i in (0, 3, 4) if parts.shape[i] > 1 and (i == 0 or bias.shape[i - 1] == 1)]

@@ -74,7 +74,7 @@ def pack_strips(visible: Tensor) -> Tensor:
 def strips(
     sizes: tuple[int, ...], row_cost: int, *, step: int = 1
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield parts of [batch, heads, rows] in order. Each has about STRIP elements, or one step.
+    """Yield parts of [batch, heads, rows] in order, of at most STRIP elements or of one step.
 
     Args:
         sizes: Numbers of batch entries, heads and rows.
@@ -134,5 +134,5 @@ def find_intervals(words: Tensor) -> tuple[Tensor, Tensor] | None:
 def _position(words: Tensor, nonzero: Tensor) -> Tensor:
     """Return the position of the only set bit of each row [..., words]."""
     word = nonzero.to(torch.uint8).argmax(-1, keepdim=True)
-    bit = words.gather(-1, word).to(torch.float64).abs()  # a power of two, exact
+    bit = words.gather(-1, word).to(torch.float64).abs()  # a power of two, exact in float64
     return (word * WORD + torch.frexp(bit).exponent - 1).squeeze(-1)

@@ -110,7 +110,7 @@ def _ask(
 
     seqlen_q, seqlen_k = block_mask.seq_lengths
     block_q, block_k = block_mask.BLOCK_SIZE
-    # Positions past the end use the last row or column, and are cut off later.
+    # Positions past the end use the last query or key. Their results are cut off later.
     q = (row[:, None] * block_q + torch.arange(block_q, device=row.device)).clamp(max=seqlen_q - 1)
     k = (column[:, None] * block_k + torch.arange(block_k, device=row.device)).clamp(
         max=seqlen_k - 1

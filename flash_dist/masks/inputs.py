@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
         return cls(shape[0], shape[1], shape[2], seqlen_k)
 
     def planes(self) -> tuple[int, int]:
-        """Return the numbers of different batch entries and heads."""
+        """Return for how many batch entries and heads the mask is stored; 1 if all share it."""
         return self.batch or 1, self.num_heads_q or 1
 
     def join(self, other: Sizes) -> Sizes:
@@ -133,7 +133,7 @@ def parse_shape(batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> S
 
 def parse_size(name: str, size: int) -> int:
     """Return a checked size."""
-    if isinstance(size, bool) or not isinstance(size, Integral):  # numpy's integers, too
+    if isinstance(size, bool) or not isinstance(size, Integral):  # numpy's integers are Integral
         raise complain(TypeError, f"{name} must be an int, got {type(size).__name__}")
     if not 1 <= size <= MAX_SEQLEN:
         raise complain(ValueError, f"{name} must be from 1 to {MAX_SEQLEN}, got {show(size)}")

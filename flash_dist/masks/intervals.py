@@ -253,7 +253,8 @@ def _shift_bounds(
     number = torch.searchsorted(ends_q, rows, right=True)  # the sequence of each query
     exists = number < ends_q.shape[0]
     number = torch.where(exists, number, 0)
-    begin, end = ends_k[number - 1], ends_k[number]  # any range will do for rows of no sequence
+    # Rows that belong to no sequence get the range of any sequence here, and hi = 0 below.
+    begin, end = ends_k[number - 1], ends_k[number]
     lo, hi = (x.to(torch.int64).clamp(0, MAX_SEQLEN) for x in (lo, hi))
     hi = torch.minimum(begin + hi, end)
     if causal:
@@ -318,7 +319,7 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
     lo, hi = (torch.where(visible, x, 0) for x in (lo, hi))
     ranges = query_ranges(lo, hi)
     arrays = {
-        # Bounds of the keys of all rows, and of one more row without keys.
+        # An added row without keys provides minima and maxima if there are no queries.
         "key_bounds": bounds_of_intervals(*(pad(x, (0, 1)) for x in (lo, hi))),
         "rows": torch.stack([to_tiles(x).flatten(-2) for x in (lo, hi)], -1),
         "query_ranges": ranges,
@@ -331,11 +332,14 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
 
 
 def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, causal: bool) -> Tensor:
-    """Reserve dS slots for every tile: finding the visible ones would make the host wait."""
+    """Return the dS slots before each key tile, with slots for all tiles that causal does not mask.
+
+    Reserving slots for visible tiles only would make the host wait.
+    """
     query_tiles = _tiles(seqlen_q)
     numbers = torch.arange(_tiles(seqlen_k), device=device)
     masked = torch.zeros_like(numbers)
-    if causal:  # queries before the first one that sees the tile's first key
+    if causal:  # the query tiles before the first query that sees the key tile's first key
         masked = (numbers * TILE - (seqlen_k - seqlen_q)).clamp(min=0) // TILE
     return pad((query_tiles - masked).cumsum(0), (1, 0))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-TILE: Final = 64  # queries, and keys, per tile
+TILE: Final = 64  # queries per tile, and keys per tile
 
 BAND: Final = 0  # kinds of masks; a band has no arrays
 ROWS: Final = 1
@@ -30,7 +30,7 @@ SIZES: Final = ("kind", "batches", "heads", "seqlen_q", "seqlen_k")
 
 LIST: Final = {"begin": 1, "entries": 4, "slots": 2}  # arrays of a list of tiles
 
-ARRAYS: Final[dict[str, int]] = {  # int32 numbers per element
+ARRAYS: Final[dict[str, int]] = {  # int32 values per element
     "key_bounds": 2,
     "rows": 2,
     "query_ranges": 4,

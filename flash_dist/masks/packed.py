@@ -76,7 +76,7 @@ class PackedTerm(Term):
         masks = [[(term.name, *term.values()) for term in terms] for terms in self.masks]
         return masks, self.ends_q.clone(), self.ends_k.clone(), self.total_q, self.total_k
 
-    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - there is only one batch
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - has one batch entry
         """See `Term.part`."""
         every = slice(None)
         masks = tuple(tuple(term.part(every, heads) for term in terms) for terms in self.masks)
@@ -86,7 +86,7 @@ class PackedTerm(Term):
         """See `Term.intervals`."""
         return None if any(one.others for one in self.sequences) else self.hull(shape)
 
-    def hull(self, shape: Shape) -> Intervals:  # noqa: ARG002 - the pack has its own
+    def hull(self, shape: Shape) -> Intervals:  # noqa: ARG002 - the term knows its sizes
         """See `Term.hull`."""
         lo = torch.zeros((1, self.sizes.planes()[1], self.total_q), dtype=torch.int64, device="cpu")
         hi = torch.zeros_like(lo)
@@ -96,7 +96,7 @@ class PackedTerm(Term):
             lo[:, :, one.rows], hi[:, :, one.rows] = lows + first, highs + first
         return lo, hi
 
-    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the pack has its own
+    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the term knows its sizes
         """See `Term.words`; sets all bits if the intervals are exact."""
         _, heads, rows = part
         planes = len(range(self.sizes.planes()[1])[heads]) if self.sizes.planes()[1] > 1 else 1
@@ -111,7 +111,7 @@ class PackedTerm(Term):
             words[:, :, begin - rows.start : end - rows.start] = _place(shown, one.keys, columns)
         return words
 
-    def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - the pack has its own
+    def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - the term knows its sizes
         """See `Term.visible`."""
         size = (1, self.sizes.planes()[1], self.total_q, self.total_k)
         visible = torch.zeros(size, dtype=torch.bool, device="cpu")
@@ -127,7 +127,7 @@ class PackedTerm(Term):
 
 @contextmanager
 def _naming(number: int, count: int) -> Iterator[None]:
-    """Prefix the ValueErrors of a sequence's mask with the sequence."""
+    """Prefix the ValueErrors of a sequence's mask with the number of the sequence."""
     try:
         yield
     except ValueError as error:

@@ -10,8 +10,8 @@ how.
                   end key of the queries of a tile
     key_ranges    [batches, heads, key_tiles, 2] first and end query tile
     key_slots     [key_tiles + 1] slots of dS before each key tile, in any plane
-    by_query_...  a TileList of lines of 64 and one of 128 queries, see tiles.py
-    by_key_...    likewise of keys
+    by_query_...  two TileLists, with lines of 64 and of 128 queries, see tiles.py
+    by_key_...    likewise for lines of keys
     bits          [index, TILE, 2] keys that a query sees, low word first
 """
 
@@ -74,7 +74,7 @@ def pack_plan(kind: int, shape: Shape, arrays: Mapping[str, Tensor]) -> MaskPlan
     """Return the plan with its arrays in one buffer; `MaskPlan.arrays` are views of it."""
     offsets, end = lay_out({name: array.numel() for name, array in arrays.items()})
     require_index(end)
-    # An empty array needs a valid address, too.
+    # The end padding gives an empty last array a valid address, too.
     packed = torch.zeros(end + ALIGNMENT, dtype=torch.int32, device="cpu")
     views = {}
     for name, begin in offsets.items():

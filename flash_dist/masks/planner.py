@@ -31,7 +31,7 @@ LEAST_USE: Final = 0.9  # fraction of the tiles in key_ranges that must be visib
 
 
 def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
-    """Return the plan of a mask. `shape` has 1 batch entry or head if all share the mask."""
+    """Return the plan of a mask. `shape` has 1 for batch or heads if all of them share the mask."""
     rows, others = split_terms(terms, shape)
     if not others:
         return _plan_rows(rows, shape)
@@ -43,9 +43,9 @@ def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
 
 
 def split_terms(terms: Sequence[Term], shape: Shape) -> tuple[Intervals, list[Term]]:
-    """Return lo and hi, outside of which no query sees a key, and the terms that they do not cover.
+    """Return lo and hi, outside of which no query sees a key, and the terms without intervals.
 
-    Without such terms the intervals are the exact mask.
+    If there are no such terms, the mask is exactly these intervals.
     """
     split = [(term, term.intervals(shape)) for term in terms]
     others = [term for term, found in split if found is None]

@@ -79,25 +79,25 @@ def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
 def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
     """Return first and end query tile [..., key tiles] from the key tiles of each query tile.
 
-    Compares every pair of tiles: few kernels, but memory for all pairs.
+    Compares every pair of tiles, with few kernel launches but memory for all pairs.
     """
     query_tiles = begin.shape[2]
     n = torch.arange(key_tiles, dtype=torch.int32, device=begin.device)
     m = torch.arange(query_tiles, dtype=torch.int32, device=begin.device).unsqueeze(-1)
     visible = (begin.unsqueeze(-1) <= n) & (n < end.unsqueeze(-1))  # [..., query tiles, key tiles]
-    # Add an empty query tile, so that minima and maxima exist without queries.
+    # Add an empty query tile, so that minima and maxima exist if there are no queries.
     first = pad(torch.where(visible, m, query_tiles), (0, 0, 0, 1), value=query_tiles).amin(2)
     last = pad(torch.where(visible, m + 1, 0), (0, 0, 0, 1)).amax(2)
     return first, last
 
 
 def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
-    """Return what `_key_ranges_by_pair` returns, with less memory but more kernels.
+    """Return what `_key_ranges_by_pair` returns, with less memory but more kernel launches.
 
-    The memory is for the tiles of one axis; there are some kernels for each power of 2. Two
+    It needs memory for the tiles of one axis, and launches some kernels for each power of 2. Two
     overlapping runs cover the key tiles of a query tile, each as long as the largest power of 2
     that fits. For each such size, entry n has the first and last query tile whose run begins at
-    key tile n. A run of half the size then gets the entries of the two runs that it is a half of.
+    key tile n. Then each half of a run inherits the run's entry: the next size is half as long.
     """
     query_tiles, length = begin.shape[2], (end - begin).clamp(min=0)
     m = torch.arange(query_tiles, device=begin.device).expand_as(begin)

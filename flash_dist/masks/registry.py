@@ -159,7 +159,7 @@ class _Entry:
     def __init__(self, mask: Mask) -> None:
         self.mask = weakref.ref(mask)
         self.caches: dict[torch.device, _DeviceCache] = {}
-        self.last: dict[int, tuple[tuple[int, ...], int, DevicePlan]] = {}  # by GPU
+        self.last: dict[int, tuple[tuple[int, ...], int, DevicePlan]] = {}  # by index of the GPU
 
 
 _entries: dict[int, _Entry] = {}

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-PLANS_KEPT: Final = 32  # shapes per mask whose plan is remembered
-PARTS_KEPT: Final = 256  # indices per mask whose mask is remembered
+PLANS_KEPT: Final = 32  # shapes per mask whose plan is cached
+PARTS_KEPT: Final = 256  # indices per mask whose part is cached
 
 
 class BlockMask:
@@ -85,7 +85,7 @@ class BlockMask:
     _sizes: Sizes
     _terms: tuple[Term, ...]
     handle: int  # number by which compiled graphs refer to the mask, see registry.py
-    is_packed: bool  # keeps the sequences of a pack apart
+    is_packed: bool  # a mask of packed sequences: no query sees keys of another sequence
 
     def __init__(self) -> None:
         raise complain(

@@ -1,8 +1,8 @@
 """Terms of masks. A term shows some keys to each query; a mask is the intersection of its terms.
 
-A term provides the calls that it fits, the keys of each query, and the visible pairs. The keys are
-an interval, or words of bits.py if they are no interval. The visible pairs follow from the
-definition and share no code with the rest.
+A term checks whether it fits a call, and returns the keys that each query sees: an interval, or
+words of bits.py if the keys are no interval. Tests compare these with `visible`, which follows the
+term's definition and shares no code with the other methods.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Term(ABC):
         self.sizes.require(shape)
 
     def values(self) -> tuple[Any, ...]:
-        """Return the term's values for a file; a copied view does not hold the memory around it."""
+        """Return the term's values for a file. Tensors are copied: a view would store its base."""
         given = (getattr(self, one.name) for one in fields(self) if one.init)
         return tuple(
             x.clone() if isinstance(x, Tensor) else tuple(x) if isinstance(x, Band) else x
             for x in given
         )
 
-    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - only for terms with planes
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - the same for all parts
         """Return views for some batch entries and heads. Axes of 1 are kept."""
         return self
 
@@ -110,7 +110,7 @@ class LengthsTerm(Term):
         super().check(shape)
         require_most("lengths", self.lengths, shape.seqlen_k)
 
-    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - valid for any part
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - the same for all heads
         """See `Term.part`."""
         return replace(self, lengths=_entries(self.lengths, batch))
 
@@ -183,7 +183,7 @@ class IntervalTerm(Term):
         lo, hi = (_planes(x, (batch, heads, slice(None))) for x in (self.lo, self.hi))
         return replace(self, lo=lo, hi=hi)
 
-    def intervals(self, shape: Shape) -> Intervals:  # noqa: ARG002 - stored
+    def intervals(self, shape: Shape) -> Intervals:  # noqa: ARG002 - the bounds are stored
         """See `Term.intervals`."""
         return self.lo, self.hi
 
@@ -212,7 +212,7 @@ class DenseTerm(Term):
         """See `Term.intervals`."""
         return
 
-    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - stored in the bits
+    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the bits are stored
         """See `Term.words`."""
         return _planes(self.bits, part)[:, :, part[2], columns]
 
@@ -276,7 +276,7 @@ class _IdsTerm(Term):
         sizes = Sizes(batch, None, self.q_ids.shape[1], self.k_ids.shape[1])
         object.__setattr__(self, "sizes", sizes)
 
-    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - valid for any part
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - the same for all heads
         """See `Term.part`."""
         q_ids, k_ids = (x[batch] if len(x) > 1 else x for x in (self.q_ids, self.k_ids))
         return replace(self, q_ids=q_ids, k_ids=k_ids)
@@ -294,7 +294,7 @@ class _IdsTerm(Term):
         )
         return q_ids, values, order
 
-    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids have it
+    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the term knows its sizes
         """See `Term.words`."""
         batch, _, rows = part
         keys = slice(columns.start * WORD, columns.stop * WORD)
@@ -302,7 +302,7 @@ class _IdsTerm(Term):
         k_ids = self.k_ids[batch if len(self.k_ids) > 1 else slice(0, 1), keys]
         return pack(self._sees(q_ids.unsqueeze(-1), k_ids.unsqueeze(1))).unsqueeze(1)
 
-    def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids have it
+    def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - the term knows its sizes
         """See `Term.visible`."""
         return self._sees(self.q_ids[:, None, :, None], self.k_ids[:, None, None, :])
 
@@ -316,7 +316,7 @@ class BlockCausalTerm(_IdsTerm):
     def _sees(self, q_ids: Tensor, k_ids: Tensor) -> Tensor:
         return k_ids <= q_ids
 
-    def intervals(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - the ids have it
+    def intervals(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - the term knows its sizes
         """See `Term.intervals`."""
         q_ids, values, order = self._sorted_ids()
         count = torch.searchsorted(values, q_ids, right=True)

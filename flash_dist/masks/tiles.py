@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 
-LEAST_COST: Final = 1 << 11  # minimum per row: limits the rows processed together
+LEAST_COST: Final = 1 << 11  # least row_cost for strips(): limits the rows processed together
 
 
 class VisibleTiles(NamedTuple):
@@ -144,13 +144,13 @@ def _columns(lo: Tensor, hi: Tensor, key_tiles: int) -> slice:
 def _note_intervals(
     found: Intervals | None, part: Part, words: Tensor, first: int
 ) -> Intervals | None:
-    """Fill in the intervals for a strip of rows; return None once a row is no interval.
+    """Write the intervals of a strip of rows into `found`; return None if a row is no interval.
 
     Args:
         found: lo and hi of all rows.
         part: The strip.
         words: Words of the strip, from key `first` on.
-        first: A key.
+        first: The key of the words' first bit.
     """
     if found is None:
         return None
@@ -205,7 +205,7 @@ def make_lists(
     ):
         for group in LINES:
             made = _list_lines(tiles, slots, axes, sizes, group)
-            if name == "by_key" and group > 1:  # these entries hold the order of dQ
+            if name == "by_key" and group > 1:  # entries of these lists also hold the order of dQ
                 made.entries[:, 3] = _turns(made, -(-key_tiles // group), query_tiles)
             for field, array in made._asdict().items():
                 arrays[f"{name}_{group * TILE}_{field}"] = array

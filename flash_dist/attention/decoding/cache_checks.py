@@ -1,4 +1,4 @@
-"""The tensors of a call on a cache: each combination of layouts is checked once."""
+"""Checks of the tensors of calls on a cache. Each combination of layouts is checked once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-KEPT: Final = 4096  # most remembered combinations
+KEPT: Final = 4096  # combinations of layouts whose check is cached
 
 
 class CallLayouts(NamedTuple):
@@ -61,7 +61,7 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
 
     Args:
         tensors: The tensors of `CallLayouts`, in its order.
-        counted: Whether cache_seqlens is given, possibly one number for all.
+        counted: Whether cache_seqlens is given, as a tensor or as one int for all sequences.
         symbolic: Whether the tensors are fake: then no GPU is asked, and nothing is cached.
 
     Raises:

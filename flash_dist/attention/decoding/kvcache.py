@@ -70,7 +70,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     The function is not differentiable: with grad mode on, a tensor that requires gradients raises.
     Autocast casts tensors that are read, but not a cache that is written.
 
-    A sequence has the same bits alone and in any batch, at any place, in pages or not, in a CUDA
+    A sequence has the same bits alone and as any entry of any batch, in pages or not, in a CUDA
     graph or not, and on any number of multiprocessors: keys are cut into blocks of 128, counted
     from the first, and combined in groups of 8 in their order. So a prefill in chunks gives the
     same bits as a prefill at once. With few queries, all heads of a group share one pass over k and
@@ -98,8 +98,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         rotary_cos: [positions, rotary_dim / 2], same dtype: key i is rotated by the angles of
             position cache_seqlens + i. So is query i if causal or window_size distinguish queries;
             otherwise every query is rotated by the angles of position cache_seqlens. rotary_dim is
-            a multiple of 16 up to head_dim. If values are checked, a position past the last row
-            raises. If not, it uses the last row.
+            a multiple of 16 up to head_dim. A position past the last row raises if values are
+            checked, and else uses the last row.
         rotary_sin: Likewise.
         cache_seqlens: [batch], int32 on q's device, or an int for all: number of keys before the
             new ones. Defaults to the capacity of the cache.
@@ -115,7 +115,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         rotary_interleaved: Whether columns 2j and 2j + 1 are rotated together; else j and
             j + rotary_dim / 2.
         return_softmax_lse: Return (out, lse).
-        learnable_sink: By name, as in `flash_attn_func`; so is `s_aux`.
+        learnable_sink: Keyword-only, as in `flash_attn_func`; so is `s_aux`.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
@@ -178,7 +178,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             make_supported(v, is_supported=supported.v),
         )
         rotary = _make_rotary(rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
-    steps = max(seqlen_new, 1 if band.is_full else q.shape[1])  # positions, of new keys or queries
+    # The number of positions by whose angles new keys or queries are rotated.
+    steps = max(seqlen_new, 1 if band.is_full else q.shape[1])
     # On the CPU, check all values before anything is written.
     if may_wait() if on_gpu else new is not None and not symbolic:
         cache.check_values(seqlen_new, None if rotary_cos is None else rotary_cos.shape[0], steps)

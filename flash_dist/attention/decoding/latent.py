@@ -64,8 +64,8 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
     is read once for both products. The function is not differentiable: with grad mode on, a tensor
     that requires gradients raises. Autocast casts queries and keys.
 
-    Bits and memory are as with `flash_attn_with_kvcache`: a sequence has the same bits alone and in
-    any batch, at any place, in pages or not, in a CUDA graph or not, and on any number of
+    Bits and memory are as with `flash_attn_with_kvcache`: a sequence has the same bits alone and as
+    any entry of any batch, in pages or not, in a CUDA graph or not, and on any number of
     multiprocessors; the host never waits, and values of cache_seqlens and block_table are limited
     to the size of the cache, or checked with `FLASH_DIST_CHECK=1`.
 

@@ -160,7 +160,7 @@ def _make_cache(
     used: Tensor | None,
     table: Tensor | None,
 ) -> Cache:
-    """Return a paged cache, or packed keys as one entry with an offset per sequence."""
+    """Return a paged cache, or packed keys as a cache of one entry with an offset per sequence."""
     if ends is None or table is not None:
         return Cache(k, v, _lengths(ends, used), None, None, table)
     begins = ends[:-1].contiguous()

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 NOT_CACHED: Final = "caches drop nothing"
 
 
-def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401 - a user's
+def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401 - a user's value
     """Return the dropout of a call, with a state drawn from the generator of q's device.
 
     Args:
@@ -48,7 +48,7 @@ def may_drop(q: Tensor) -> bool:
     return q.shape[-1] <= MOST_COLUMNS and not (q.dtype == torch.float32 and is_ieee(None))
 
 
-def refuse_dropout(dropout_p: Any, name: str, reason: str) -> None:  # noqa: ANN401 - a user's
+def refuse_dropout(dropout_p: Any, name: str, reason: str) -> None:  # noqa: ANN401 - a user's value
     """Raise for dropout together with another argument."""
     p = read_dropout_p(dropout_p)
     if p != 0.0:
@@ -56,7 +56,7 @@ def refuse_dropout(dropout_p: Any, name: str, reason: str) -> None:  # noqa: ANN
         raise ValueError(message)
 
 
-def read_dropout_p(dropout_p: Any) -> float:  # noqa: ANN401 - a user's
+def read_dropout_p(dropout_p: Any) -> float:  # noqa: ANN401 - a user's value
     """Return dropout_p as a float, checked."""
     numbers = (float, int, torch.SymFloat, Real)
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, numbers):

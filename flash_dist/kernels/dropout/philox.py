@@ -25,7 +25,7 @@ def dropped(dropout: Dropout, heads: int, batch: range, seqlen_q: int, seqlen_k:
     Args:
         dropout: The dropout of the call.
         heads: num_heads_q.
-        batch: Numbers of the batch entries, or of the documents of a pack.
+        batch: Indices of the batch entries, or of the documents of a pack.
         seqlen_q: Queries of each entry or document.
         seqlen_k: Keys of each entry or document.
     """
@@ -40,7 +40,8 @@ def dropped(dropout: Dropout, heads: int, batch: range, seqlen_q: int, seqlen_k:
     )
     words = torch.stack(philox(list(counter), [seed & _WORD, seed >> 32 & _WORD]), -1)
     halves = torch.stack((words & 0xFFFF, words >> 16), -1)
-    #                 entry, rows, 8 queries, columns, 4 pairs of keys, 8 keys, 8 queries, key
+    # Axes: entry, head, row of tiles, query % 8, column of tiles, pair of keys, first or last 8
+    # keys, first or last 8 queries, key of the pair.
     tiles = halves.reshape(len(batch), heads, rows, 8, columns, 4, 2, 2, 2)
     flat = tiles.permute(0, 1, 2, 7, 3, 4, 6, 5, 8).reshape(
         len(batch), heads, rows * 16, columns * 16

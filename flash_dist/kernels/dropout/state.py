@@ -24,7 +24,7 @@ class Dropout(NamedTuple):
     rng_state: Tensor
 
 
-NOT_DROPPED: Final = (0.0, None)  # the operators' arguments in place of a Dropout
+NOT_DROPPED: Final = (0.0, None)  # the operators' arguments for a call without dropout
 
 
 def count_kept(p: float) -> int:

@@ -51,7 +51,7 @@ def _count_masked_bias_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
 
 
 def _count_decode(q: Tensor, k: Tensor, v: Tensor | None, *call: Any, **_: object) -> int:  # noqa: ANN401
-    """Count the products of `decode`, over the keys of the cache that the host knows of."""
+    """Count the products of `decode`, for a full cache if the host cannot read cache_seqlens."""
     seqlens, _, _, table, cu_seqlens_q, longest, seqlen_new = call[:7]
     capacity = k.shape[1] * (1 if table is None else table.shape[1])
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
@@ -79,7 +79,7 @@ def _sum_pairs(heads: int, queries: Sequence[int], keys: Sequence[int]) -> int:
 
 
 def _lengths(cu_seqlens: Tensor, longest: int) -> list[int]:
-    """Return the length of each sequence, or `longest` for each if the host knows no values."""
+    """Return the length of each sequence, or `longest` for each if the host cannot read it."""
     if not _is_real(cu_seqlens):
         return [longest] * (cu_seqlens.shape[0] - 1)
     lengths: list[int] = cu_seqlens.diff().tolist()

@@ -22,7 +22,7 @@ def when_imported(name: str, register: Callable[[], None]) -> None:
 
 
 class _Late(MetaPathFinder):
-    """A finder that finds one module once, by asking the other finders."""
+    """Import finder for the first import of one module, which the other finders find."""
 
     def __init__(self, name: str, register: Callable[[], None]) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class _Late(MetaPathFinder):
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Make the module's loader call the function."""
+        """Return the module's spec, whose loader calls `register` after running the module."""
         if fullname != self.name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)

@@ -72,7 +72,7 @@ class Axes(NamedTuple):
 
 
 class Sharding(NamedTuple):
-    """The distribution of one call over a mesh."""
+    """How one call is distributed over a mesh."""
 
     mesh: DeviceMesh
     kinds: tuple[str | None, ...]  # per dimension of the mesh
@@ -116,14 +116,14 @@ class Sharding(NamedTuple):
         return sharding
 
     def count(self, kind: str) -> int:
-        """Return the number of ranks that share the batch or the heads."""
+        """Return the number of ranks over which the batch or the heads are sharded."""
         ranks = 1
         for i, one in enumerate(self.kinds):
             ranks *= self.mesh.size(i) if one == kind else 1
         return ranks
 
     def find_part(self, kind: str, size: int) -> slice:
-        """Return this rank's entries or heads, as Shard distributes them; a size of 1 is kept."""
+        """Return this rank's entries or heads, as Shard distributes them; all if size is 1."""
         begin, end = 0, size
         for i, one in enumerate(self.kinds):
             if one == kind and size != 1:
@@ -140,7 +140,7 @@ class Sharding(NamedTuple):
         chosen = [dims[kind] for kind in self.kinds]
         return [Replicate() if dim is None else Shard(dim) for dim in chosen]
 
-    def localize(self, name: str, value: Any, q: DTensor) -> object:  # noqa: ANN401 - an argument
+    def localize(self, name: str, value: Any, q: DTensor) -> object:  # noqa: ANN401 - any argument
         """Return this rank's part of an argument."""
         if not isinstance(value, torch.Tensor) or name in _LOCAL:
             return value
@@ -157,7 +157,7 @@ class Sharding(NamedTuple):
         return value.to_local()
 
     def join(self, name: str, local: Tensor, batch: int) -> DTensor:
-        """Return the DTensor whose local part is this rank's result."""
+        """Return the DTensor of a result, of which `local` is this rank's part."""
         from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
         axes = Axes.of(name, local.dim(), packed=self.packed)
@@ -192,7 +192,7 @@ def _require_dtensor(name: str, x: object, q: object) -> None:
 
 
 def _kind(name: str, x: DTensor, i: int, *, packed: bool) -> str | None:
-    """Return what mesh dimension i shards of q, k or v: the batch, the heads or nothing."""
+    """Return which axis of q, k or v mesh dimension i shards: batch, heads or None."""
     from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: PLC0415
 
     placement = x.placements[i]
@@ -219,7 +219,7 @@ def _kind(name: str, x: DTensor, i: int, *, packed: bool) -> str | None:
 
 
 def _refuse_tokens(name: str, x: DTensor, placement: object) -> NoReturn:
-    """Raise if tokens of a sequence are sharded over ranks."""
+    """Raise for tensors whose tokens are sharded over ranks."""
     raise complain(
         ValueError,
         f"{name} must not be sharded along its tokens, got {placement} (shape {list(x.shape)})",
@@ -277,7 +277,7 @@ def _run(
     kwargs: dict[str, Any] | None = None,
 ) -> tuple[DTensor, ...]:
     """Call an operator on this rank's part of all tensors; autograd has already run."""
-    schema = operator._schema  # noqa: SLF001 - no public function has the names
+    schema = operator._schema  # noqa: SLF001 - no public equivalent
     named = zip((one.name for one in schema.arguments), args, strict=False)
     given = dict(named) | (kwargs or {})
     with torch.no_grad():  # DTensor's own operators would record gradients
@@ -294,7 +294,7 @@ def _run(
 
 
 def _refuse(_cls: type, operator: Any, *_: object) -> NoReturn:  # noqa: ANN401 - torch's protocol
-    """Raise if several ranks would write to a cache, share pages or take maxima."""
+    """Raise for operators on a cache or with max_logit, which support no DTensor."""
     name = operator._schema.name  # noqa: SLF001
     raise complain(
         TypeError,
