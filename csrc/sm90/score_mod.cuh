@@ -52,7 +52,7 @@ struct ScoreModParams {
   NearTanh near;  // in the forward, its factor includes c'
 };
 
-template <class Params>  // FwdParams or BwdParams, scores filled in
+template <class Params>  // FwdParams or BwdParams, whose scores are filled in
 ScoreModParams make_score_mod(const Params& p, bool times_cap = false) {
   const float cap = p.scores.softcap * LOG2_E;
   const float inside = p.scores.scale_inside * (cap == 0.0f ? LOG2_E : 1.0f);

@@ -14,7 +14,7 @@ struct StepBounds {
 };
 
 struct KeyBounds : StepBounds {
-  const int4* entries;  // entries of a list of tiles; null: a range
+  const int4* entries;  // entries of a list of tiles; null: the keys are a range
   int count;            // number of entries
 
   __device__ __forceinline__ KeyBounds(const Mask& mask, int row0, int block_m, int block_n) {

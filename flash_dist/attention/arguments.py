@@ -45,7 +45,7 @@ is_transformed: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_a
 # True if autocast is on for any device; torch's public function asks about one device.
 is_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled  # noqa: SLF001
 _WHOLE: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is neither 0 nor inf
+SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # limits of scales that float32 holds
 
 
 def is_symbolic(x: object) -> bool:
@@ -281,7 +281,7 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
     if type(causal) is not bool:
         require_bool("causal", causal)
     if type(window_size) is tuple and len(window_size) == 2:  # noqa: PLR2004
-        left, right = window_size  # may be tensors, or -1.0, which equals -1
+        left, right = window_size  # sides may be tensors, or -1.0, which equals -1
         if type(left) is type(right) is int and left == right == -1:
             return CAUSAL if causal else FULL
     sides = _read_sides(window_size)

@@ -198,8 +198,8 @@ class _EagerAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        call: tuple[Problem, bool],  # the second is wants_lse
-        *_of_problem: Tensor | None,  # sinks and bias; arguments so that autograd sees them
+        call: tuple[Problem, bool],  # the bool is wants_lse
+        *_of_problem: Tensor | None,  # sinks and bias, so that autograd sees them
     ) -> Tensor | Results:
         problem, wants_lse = call
         out, lse, *rest = operators.attend_no_grad(q, k, v, problem)

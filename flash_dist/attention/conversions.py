@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Made = TypeVar("Made")
 
-VERSIONS_KEPT: Final = 8  # per object: a tensor may be filled anew for every batch
-MOST_HELD: Final = 1024  # most objects visited in search of the tensors of a mask_mod
+VERSIONS_KEPT: Final = 8  # masks cached per object: each batch may refill one tensor
+MOST_HELD: Final = 1024  # objects visited at most to find the tensors of a mask_mod
 _GONE: Final = -1  # used instead of the version of a tensor that was freed
 
 
@@ -216,7 +216,7 @@ def _list_captured(function: Any, owner: object) -> list[Any]:  # noqa: ANN401
     if not (function.__module__ or "").startswith("torch."):
         found += [function.__globals__[name] for name in names if name in function.__globals__]
     inner = _list_fields(found, names)
-    return [*found, *inner, *_list_fields(inner, names)]  # finds `self.state.lengths`
+    return [*found, *inner, *_list_fields(inner, names)]  # two levels, to find `self.state.lengths`
 
 
 def _list_fields(owners: list[Any], names: tuple[str, ...]) -> list[Any]:

@@ -22,7 +22,7 @@ DEVICE_TYPES: Final = ("cuda", "cpu")
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 CPU_DTYPES: Final = (*CUDA_DTYPES, torch.float64)
 MAX_HEAD_DIM: Final = 512
-GENERAL_HEAD_DIM: Final = 256  # maximum in float32 on a GPU, and on compute capability 7.5
+GENERAL_HEAD_DIM: Final = 256  # maximum for float32 on a GPU, and for compute capability 7.5
 HEAD_DIM_STEP: Final = 8
 MAX_BLOCKS: Final = 2**31 - 1
 SMALLEST_TILE: Final = 64  # rows of the smallest tile of any kernel; bounds the number of blocks
@@ -44,7 +44,7 @@ class Names:
     cu_seqlens_k: str = "cu_seqlens_k"
     max_seqlen_q: str = "max_seqlen_q"
     max_seqlen_k: str = "max_seqlen_k"
-    heads_first: bool = False  # [batch, num_heads, seqlen, head_dim]
+    heads_first: bool = False  # the axes are [batch, num_heads, seqlen, head_dim]
 
     def order(self, numbers: Sequence[int]) -> list[int]:
         """Return a shape or strides in the caller's order of axes."""
@@ -64,7 +64,7 @@ class Seen:
     A check is skipped while no tensor has had the property that the check is for.
     """
 
-    odd_head_dim = False  # not a multiple of HEAD_DIM_STEP
+    odd_head_dim = False  # a head_dim that is not a multiple of HEAD_DIM_STEP
 
 
 class Layout(NamedTuple):
@@ -185,7 +185,7 @@ def _drop_group(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> L
     if len(x.shape) == tokens + 2:
         return x
     heads_q, heads_kv, group = math.prod(q.shape[tokens:-1]), x.shape[tokens], x.shape[-2]
-    if group != 1 and group != heads_q // heads_kv:  # not a set: it would hash symbolic sizes
+    if group != 1 and group != heads_q // heads_kv:  # a set would hash symbolic sizes
         message = (
             f"heads_per_kv of {name} must be that of {names.q}, {heads_q // heads_kv}, or 1, "
             f"got {group} ({name} has shape {list(x.shape)}, {names.q} has shape {list(q.shape)})"

@@ -385,7 +385,7 @@ def read_packing(
     longest_q = _read_max_seqlen(names.max_seqlen_q, packing[2])
     longest_k = _read_max_seqlen(names.max_seqlen_k, packing[3])
     if torch.compiler.is_compiling() and is_known(longest_q == longest_k):
-        longest_k = longest_q  # torch.compile treats equal numbers as one argument
+        longest_k = longest_q  # torch.compile treats equal integers as one argument
     checked = Packing(
         read_cu_seqlens(names.cu_seqlens_q, packing[0], q, names),
         read_cu_seqlens(names.cu_seqlens_k, packing[1], q, names),

@@ -170,7 +170,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     """
     require_known(flash_attn_varlen_qkvpacked_func, others, KNOWN)
     q, k, v = _unstack("qkv", qkv, "total, 3, num_heads, head_dim")
-    if others.get("seqused_k") is None:  # else keys are read like a cache, with other rules
+    if others.get("seqused_k") is None:  # with seqused_k, other checks apply, as for a cache
         q, k, v = prepare_inputs(q, k, v, PACKED, _QKV)
     packing = read_packing(q, k, (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), _QKV)
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
@@ -230,7 +230,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     require_known(flash_attn_varlen_kvpacked_func, others, KNOWN)
     k, v = _unstack("kv", kv, "total_k, 2, num_heads_kv, head_dim")
     packing = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    if others.get("seqused_k") is None:  # else keys are read like a cache, with other rules
+    if others.get("seqused_k") is None:  # with seqused_k, other checks apply, as for a cache
         q, k, v = prepare_inputs(q, k, v, PACKED, _KV)
         packing = read_packing(q, k, packing, _KV)
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
@@ -248,7 +248,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
 def _unstack(name: str, x: Tensor, axes: str) -> tuple[Tensor, ...]:
     require_tensor(name, x)
     wanted = axes.split(", ")
-    place = len(wanted) - 3  # axis of the stack
+    place = len(wanted) - 3  # axis along which the tensors are stacked
     if x.dim() != len(wanted) or x.shape[place] != int(wanted[place]):
         message = f"{name} must have shape [{axes}], got shape {list(x.shape)}"
         raise ValueError(message)

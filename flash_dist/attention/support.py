@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ..errors import FlashDistError
 
 _log: Final = logging.getLogger(__name__)
-_warned: Final[set[int]] = set()  # indices of GPUs
+_warned: Final[set[int]] = set()  # indices of the GPUs that have been warned about
 
 ROLE: Final = "fwd"  # the build's audit checks that a target with this role has all kernels
-LARGE_FLOOR: Final = Device(8, 0)  # for head_dim above GENERAL_HEAD_DIM
+LARGE_FLOOR: Final = Device(8, 0)  # least compute capability for head_dim above GENERAL_HEAD_DIM
 DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 

@@ -98,7 +98,7 @@ REASONS: Final[Mapping[str, str]] = {
 }
 
 _NONE: Final = (None,)
-ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # other arguments allow only None
+ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # arguments not listed allow only None
     "attention_chunk": (0,),
     "disable_scheduler_metadata": (False, True),
     "num_splits": (None, 0, 1),
@@ -109,7 +109,7 @@ ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # other arguments allow on
 
 def are_defaults(dropout_p: object, softcap: object, alibi_slopes: object) -> bool:
     """Return whether these arguments have their defaults, so that no further check is needed."""
-    floats = type(dropout_p) is type(softcap) is float  # == of a tensor is a tensor
+    floats = type(dropout_p) is type(softcap) is float  # comparing a tensor would return a tensor
     return floats and dropout_p == softcap == 0.0 and alibi_slopes is None
 
 
@@ -118,7 +118,7 @@ def refuse_unsupported(**arguments: object) -> None:
     for name, value in arguments.items():
         values = ALLOWED.get(name, _NONE)
         plain = value is None or isinstance(value, (bool, int, float, Real))
-        if plain and value in values:  # == of a tensor is a tensor
+        if plain and value in values:  # comparing a tensor would return a tensor
             continue
         *most, last = map(str, values)
         allowed = f"{', '.join(most)} or {last}" if most else last

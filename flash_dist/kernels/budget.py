@@ -9,7 +9,7 @@ from ..errors import FlashDistError
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536
-# Makes the backward read FLASH_DIST_WORKSPACE_MB when it runs. Graphs store this number instead of
+# Makes the backward read FLASH_DIST_WORKSPACE_MB when it runs. Graphs store BUDGET_NOW instead of
 # the variable's current value.
 BUDGET_NOW: Final = -1
 _KEY: Final = os.fsencode(BUDGET_VARIABLE)

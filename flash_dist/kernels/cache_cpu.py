@@ -89,7 +89,7 @@ def decode_no_lse(  # noqa: PLR0913, PLR0917 - the operator's schema
     seqlen_new: int,
     budget: int,
 ) -> Tensor:
-    """Return out for queries with a batch axis. Rarely used arguments are left out."""
+    """Return out for queries with a batch axis; the schema has no rarely used arguments."""
     where = cache_seqlens, None, None, block_table, None, 0
     numbers = seqlen_new, softmax_scale, left, right, budget
     out: Tensor = decode(q, k_cache, v_cache, *where, *numbers)[0]

@@ -37,7 +37,7 @@ class Cache(NamedTuple):
         return Cache(k, v, *(None if x is None else x[own] for x in self[2:]))
 
     def check_values(self, seqlen_new: int, angles: int | None = None, steps: int = 0) -> None:
-        """Raise for numbers outside the cache; waits if they are on a GPU.
+        """Raise for values outside the cache; waits if they are on a GPU.
 
         Args:
             seqlen_new: Keys that are appended to each sequence.

@@ -33,7 +33,7 @@ _RUN_LATER: Final = (
 
 
 class _Thread(threading.local):
-    """Choices of one thread; None: no choice. torch.compile can read such attributes."""
+    """Choices of one thread; None: no choice. torch.compile can read attributes of this class."""
 
     def __init__(self) -> None:
         self.is_main = threading.current_thread() is threading.main_thread()
@@ -47,7 +47,7 @@ class _Process:
     def __init__(self) -> None:
         self.precision: Precision = "tf32x3"
         self.match_kvcache = False
-        self.has_matched = False  # lets most calls skip the lookup
+        self.has_matched = False  # while False, calls need not look up match_kvcache
 
 
 _thread: Final = _Thread()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Gradients = tuple[Tensor, Tensor, Tensor, "Tensor | None"]  # dq, dk, dv, dsinks
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, out, lse
-OfResults = tuple["Tensor | None", "Tensor | None"]  # dout and dlse, in autograd's order
+OfResults = tuple["Tensor | None", "Tensor | None"]  # dout and dlse
 
 
 def differentiate(
@@ -83,7 +83,7 @@ def differentiate_bias(
     """Return the gradient of the bias for one call; arguments as in `differentiate`."""
     _, k, _, out, _ = saved
     dout, dlse = of_results
-    if dout is None or (sinks is None and _has_one_key(k, max_seqlen_k)):  # no gradient, as above
+    if dout is None or (sinks is None and _has_one_key(k, max_seqlen_k)):  # constant weights
         dout = torch.zeros_like(out)
     return backward(dout, dlse)
 
@@ -178,7 +178,7 @@ class _Shortcut:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
     q, k, v, mask_data, ctx.mask, cu_seqlens_q, cu_seqlens_k, *numbers = inputs
-    *numbers, alibi_slopes, sinks, _, bias, ctx.dropout_p, rng_state = numbers  # _: match_kvcache
+    *numbers, alibi_slopes, sinks, _, bias, ctx.dropout_p, rng_state = numbers  # _ is match_kvcache
     *ctx.numbers, ctx.softcap = numbers
     kept = mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias, rng_state
     ctx.save_for_backward(q, k, v, *output, *kept)
@@ -234,7 +234,7 @@ def _save_masked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
     ctx.numbers = invariant, ieee, softcap
     ctx.save_for_backward(q, k, v, *output, plan, alibi_slopes, sinks, bias, rng_state)
     if plan is None and isinstance(ctx.mask[0], int):
-        ctx.alive = registry.find(ctx.mask[0])  # the mask lives until the backward
+        ctx.alive = registry.find(ctx.mask[0])  # keeps the mask alive until the backward
     ctx.set_materialize_grads(False)
 
 

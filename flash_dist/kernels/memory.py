@@ -17,7 +17,7 @@ import torch
 
 Tensor = torch.Tensor
 
-OUT_OF_MEMORY: Final = "CUDA out of memory."  # in torch, and in toolkit/native/check.h
+OUT_OF_MEMORY: Final = "CUDA out of memory."  # text of torch's error, and of toolkit/native/check.h
 
 
 def raise_out_of_memory(error: Exception) -> None:

@@ -14,7 +14,7 @@ import torch
 
 Tensor = torch.Tensor
 
-_TERMS: Final = 1 << 20  # products computed at a time
+_TERMS: Final = 1 << 20  # number of products computed at a time
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

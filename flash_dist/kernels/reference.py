@@ -35,11 +35,11 @@ class Options(NamedTuple):
     softmax_scale: float
     visible: Tensor | None = None  # broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k], bool
     band: Band = Band()
-    cu_seqlens_q: Tensor | None = None  # [documents + 1], of packed tensors
+    cu_seqlens_q: Tensor | None = None  # [documents + 1], if tensors are packed
     cu_seqlens_k: Tensor | None = None
     scores: Scores = PLAIN
     dropout: Dropout | None = None
-    ordered: bool = False  # sum the forward in the order of ordered.py
+    ordered: bool = False  # whether the forward sums in the order of ordered.py
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """Return a @ b."""

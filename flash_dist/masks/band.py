@@ -1,4 +1,4 @@
-"""A band of keys around the diagonal: a mask that kernels compute from three numbers."""
+"""A band of keys around the diagonal: a mask that kernels compute from three integers."""
 
 from __future__ import annotations
 

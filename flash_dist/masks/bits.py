@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 WORD: Final = 64
-STRIP: Final = 1 << 22  # booleans processed at a time: limits the memory of making masks
+STRIP: Final = 1 << 22  # number of booleans processed at a time, to limit memory
 
 _GATHER: Final = 0x0102040810204080  # factor that collects eight bytes of 0 or 1 in the top byte
 

@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 PARTIAL: Final = 1
 WHOLE: Final = 2
-AXES: Final = 4  # [batch, heads, query blocks, key blocks]
+AXES: Final = 4  # number of axes: batch, heads, query blocks, key blocks
 
 
 def read_flex(block_mask: flex_attention.BlockMask) -> DenseTerm:

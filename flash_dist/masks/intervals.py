@@ -31,7 +31,7 @@ from .ranges import bounds_of_intervals, key_ranges, query_ranges, to_tiles
 
 Tensor = torch.Tensor
 
-_AXES: Final = 3  # batch, heads, queries
+_AXES: Final = 3  # number of axes: batch, heads, queries
 _DTYPES: Final = (torch.int32, torch.int64)
 
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
@@ -53,7 +53,7 @@ class IntervalMask(NamedTuple):
     seqlen_q: int
     seqlen_k: int
     causal: bool  # aligned to the bottom right
-    is_packed: bool = False  # sequences of a pack do not see each other
+    is_packed: bool = False  # no query sees keys of another sequence of the pack
 
     @classmethod
     def of(cls, lo: Tensor, hi: Tensor, *, seqlen_k: int, causal: bool = False) -> IntervalMask:

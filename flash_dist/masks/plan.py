@@ -60,7 +60,7 @@ class MaskPlan:
         """Return a hash of the sizes and arrays, independent of their order in the buffer."""
         told = [
             [
-                name.rsplit("_", 1) if name.startswith("by_") else [name],  # its list and array
+                name.rsplit("_", 1) if name.startswith("by_") else [name],  # [list, array]
                 list(array.shape),
                 hashlib.sha256(array.numpy().tobytes()).hexdigest(),
             ]

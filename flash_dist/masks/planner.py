@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-LEAST_USE: Final = 0.9  # fraction of the tiles in key_ranges that must be visible
+LEAST_USE: Final = 0.9  # with a smaller fraction of visible tiles in key_ranges, lists are used
 
 
 def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:

@@ -12,7 +12,7 @@ from .layout import TILE
 
 Tensor = torch.Tensor
 
-BEYOND: Final = 1 << 31  # beyond the last key
+BEYOND: Final = 1 << 31  # larger than any key
 PAIRS_AT_ONCE: Final = 1 << 18  # pairs of tiles processed at a time: at most 5 MiB
 
 

@@ -38,9 +38,9 @@ Value = TypeVar("Value")
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 MAX_CACHED: Final = 32  # masks kept alive for compiled graphs until their backward
-MAX_SHAPES: Final = 32  # per mask and device
+MAX_SHAPES: Final = 32  # plans cached per mask and device
 DEFAULT_STREAM: Final = 0  # CUDA's legacy stream, which no graph can be captured on
-MAX_STREAMS: Final = 256  # per buffer; beyond that, the allocator is informed again
+MAX_STREAMS: Final = 256  # remembered per buffer; then the allocator is told again
 FIRST_HANDLE: Final = 2  # torch.compile specializes on 0 and 1
 RECORDED: Final = (  # hint for graphs that must not store a handle
     "`BlockMask.full`, `causal` and `sliding_window` are bands, recorded as numbers; an "
@@ -69,7 +69,7 @@ def outside_graphs(function: Function) -> Function:
                 "a BlockMask must be made before torch.compile traces its use, got one made inside",
                 "make it once outside and pass it",
             )
-        dynamo: Any = sys.modules.get("torch._dynamo")  # slow to import; None: nothing was compiled
+        dynamo: Any = sys.modules.get("torch._dynamo")  # None: nothing was compiled yet
         if dynamo is None:
             return function(*args, **options)
         if not disabled:
@@ -193,7 +193,7 @@ def cache(handle: int) -> None:
         _cached[handle] = mask
         _cached.move_to_end(handle)
         dropped = _cached.popitem(last=False) if len(_cached) > MAX_CACHED else None
-    del dropped  # frees tensors, so without the lock
+    del dropped  # after the lock is released, as this frees tensors
 
 
 def lookup(handle: int, device: torch.device, shape: Shape) -> DevicePlan:

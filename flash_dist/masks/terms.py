@@ -283,7 +283,7 @@ class _IdsTerm(Term):
 
     @abstractmethod
     def _sees(self, q_ids: Tensor, k_ids: Tensor) -> Tensor:
-        """Return whether queries with these ids see keys with these ids."""
+        """Return whether queries with ids `q_ids` see keys with ids `k_ids`."""
 
     def _sorted_ids(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q_ids, and sorted k_ids with the index of each key, with equal batches."""

@@ -220,7 +220,7 @@ def _turns(by_key: TileList, lines: int, query_tiles: int) -> Tensor:
     it).
     """
     line = torch.repeat_interleave(by_key.begin.diff())
-    column = line // lines * query_tiles + by_key.entries[:, 0]  # a query tile of a plane
+    column = line // lines * query_tiles + by_key.entries[:, 0]  # query tile over all planes
     counts = torch.bincount(column)
     order = column.argsort(stable=True)  # stable: lines stay ascending in each column
     before = torch.empty_like(column)

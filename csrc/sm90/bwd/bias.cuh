@@ -146,7 +146,7 @@ struct BwdSm90BiasElements {
   __device__ __forceinline__ void fetch_pairs(Fragment& x, const uint8_t* head, int row0, int key0,
                                               Load load) const {
     const int lane = fresh_thread() % 32;
-    int64_t left[2], right[2];  // in bytes
+    int64_t left[2], right[2];  // offsets of the two keys, in bytes
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int first = key(key0 + 8 * h + lane % 4 * 2, p.bias.in_pairs ? 2 : 1);
@@ -161,8 +161,8 @@ struct BwdSm90BiasElements {
     }
   }
 
-  // Loads fp32 biases. Register (2 * n + h) * 2 + e belongs to the same queries and keys as above.
-  // Of these it holds query 2 * (lane % 4) + e and key lane / 4.
+  // Loads fp32 biases. Register (2 * n + h) * 2 + e belongs to queries 8 * n to 8 * n + 7 and keys
+  // 8 * h to 8 * h + 7. Of these it holds query 2 * (lane % 4) + e and key lane / 4.
   __device__ __forceinline__ void fetch_fp32(Fragment& x, const uint8_t* head, int row0,
                                              int key0) const {
     const int lane = fresh_thread() % 32;

@@ -56,7 +56,7 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_M = MASK_TILE;              // queries per stage
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
-  static constexpr int CLUSTER = Plan::CLUSTER;  // blocks that share these keys, 1 or 2
+  static constexpr int CLUSTER = Plan::CLUSTER;  // number of blocks that share a key tile: 1 or 2
   // Registers of each role, for setmaxnreg. The registers of all warps must fit into 64 K.
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = 240;
@@ -94,8 +94,8 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int WARP_SLOT_BYTES = 16 * BLOCK_M * 2;
   struct Exchange {
     alignas(128) uint8_t probabilities[SLOTS][WARPS_THAT_COMPUTE][WARP_SLOT_BYTES];
-    uint64_t full[SLOTS][WARPS_THAT_COMPUTE];   // used in the second block
-    uint64_t empty[SLOTS][WARPS_THAT_COMPUTE];  // used in the first block
+    uint64_t full[SLOTS][WARPS_THAT_COMPUTE];   // barriers of the second block
+    uint64_t empty[SLOTS][WARPS_THAT_COMPUTE];  // barriers of the first block
   };
   struct SmemOfPair {
     alignas(1024) uint8_t keys[PANELS * KTile::BYTES];  // K or V; stages dV or dK at the end
@@ -105,7 +105,7 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     DkdvItem item[2 * Plan::STAGES];
     DkdvSm90Work work;
     uint64_t keys_full;
-    StageBarriers<Plan::STAGES> first, second;  // of the first and second product's operands
+    StageBarriers<Plan::STAGES> first, second;  // for operands of the first and second product
     __device__ SmemOfPair() = delete;           // overlaid on shared memory, never constructed
   };
   using Smem = std::conditional_t<CLUSTER == 1, SmemOfOne, SmemOfPair>;
@@ -121,7 +121,7 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DkdvScoredSm90Config : DkdvSm90ConfigOf<DkdvScoredSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>,
                                                Target, T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
 
-// The configuration of the fused kernel, with parameters as above.
+// The configuration of the fused kernel, with the parameters of DkdvSm90ConfigOf.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
           bool HAS_SCORE_MOD_, bool DROPS_ = false, BiasLoads BIAS_ = BiasLoads::NONE>
 struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
@@ -136,7 +136,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
       std::conditional_t<BIAS == BiasLoads::BOXES, DkdvBiasSm90Params,
                          std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>>>;
   static constexpr bool SHARES_QUERIES = true;
-  static constexpr int CONSUMERS = 2;  // warpgroups of 64 keys; a list's entry has a code for each
+  static constexpr int CONSUMERS = 2;  // warpgroups; a list's entry has a mask code for each
   static constexpr int BLOCK_M = MASK_TILE;
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
@@ -144,7 +144,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   // a warpgroup of dQ.
   static constexpr bool KEYS_MULTIPLY = HEAD_DIM + HEAD_DIM_V > 256;
   static_assert(!DROPS || !KEYS_MULTIPLY, "dV is added behind dS, for which P^T has marks");
-  static constexpr int WARPGROUPS = CONSUMERS + (KEYS_MULTIPLY ? 1 : 2);  // one warpgroup loads
+  static constexpr int WARPGROUPS = CONSUMERS + (KEYS_MULTIPLY ? 1 : 2);  // including the loader
   static_assert(Plan::WARPS == WARPGROUPS * WARPS_OF_GROUP);
   // 2 if a warpgroup of keys has registers for both S^T and dP^T beside its dK and dV, else 1.
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
@@ -178,7 +178,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using DqTile = Panels<BLOCK_M>;  // rounded dQ in a stage
   static constexpr int PANELS = KTile::count(HEAD_DIM);
   static constexpr int V_PANELS = KTile::count(HEAD_DIM_V);
-  static constexpr int DQ_FLOATS = BLOCK_M * HEAD_DIM;  // per tile
+  static constexpr int DQ_FLOATS = BLOCK_M * HEAD_DIM;  // floats of dQ per query tile
   static constexpr int DQ_BYTES = DQ_FLOATS * sizeof(float);
 
   struct Stage {
@@ -201,7 +201,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     uint64_t described[DQ_ITEMS];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
     uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];
-    uint64_t dq_read;                 // the only stage of dQ was read
+    uint64_t dq_read;                 // the only stage of dQ has been read
     __device__ SmemOfAll() = delete;  // overlaid on shared memory, never constructed
   };
   struct SmemWithBias : SmemOfAll {

@@ -276,7 +276,7 @@ struct DkdvOfPair {
     smem.second.release(stages.stage());
   }
 
-  // Writes zeros to this warpgroup's keys that do not exist.
+  // Zeroes this warpgroup's rows of K or V whose keys do not exist.
   __device__ __forceinline__ void clear_keys() const {
     if (!steps.lacks_keys()) return;
     clear_rows<KTile, KEYS, PANELS, WARPGROUP>(own_keys(), steps.keys_here(),

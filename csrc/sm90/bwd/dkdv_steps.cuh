@@ -285,7 +285,7 @@ struct DkdvSm90Steps {
   }
   // Tells if some of the queries from row0 on belong to the next sequence.
   __device__ __forceinline__ bool lacks_queries(int row0) const {
-    if (p.packing.cu_seqlens_q == nullptr) return false;  // the tensor map ends there
+    if (p.packing.cu_seqlens_q == nullptr) return false;  // no sequence follows in the tensor map
     return work.seqlen_q - row0 < BLOCK_M;
   }
   __device__ __forceinline__ static void publish_zeros() {
@@ -293,7 +293,7 @@ struct DkdvSm90Steps {
     barrier_sync(ONE_CONSUMER + consumer(), WARPGROUP);
   }
 
-  // Writes zeros to this warpgroup's keys that do not exist.
+  // Zeroes this warpgroup's rows of K and V whose keys do not exist.
   __device__ __forceinline__ void clear_keys() const {
     if (!lacks_keys()) return;
     const int thread = fresh_thread() % WARPGROUP;

@@ -34,7 +34,7 @@ struct DqGemmSm90 {
   static constexpr int COLUMNS = Config::COLUMNS;
   static constexpr int BLOCKS = DS_TILE / 16;  // blocks of 16 keys per tile
   using Sum = Accumulator<1, COLUMNS / 8>;
-  using Fragments = uint32_t[BLOCKS][1][4];  // of a warp's 16 queries and a tile's keys
+  using Fragments = uint32_t[BLOCKS][1][4];  // dS of a warp's 16 queries and a tile's keys
 
   const DqSm90Params& params;
   Smem& smem;
@@ -86,7 +86,7 @@ struct DqGemmSm90 {
       return;
     }
     dq.scale(gradient_scale<typename Config::T>(p.softmax_scale));
-    barrier_sync(ALL_CONSUMERS, Config::CONSUMERS * WARPGROUP);  // every warp is done with K
+    barrier_sync(ALL_CONSUMERS, Config::CONSUMERS * WARPGROUP);  // every warp has read all of K
     const DqBlock& block = work.block;
     const int row0 = block.row0 + consumer() * DS_TILE;
     store_rows<Tile, Target, T>(dq, shared_address(smem.k[consumer()]),

@@ -14,7 +14,7 @@ namespace flash_dist {
 struct DqRows {
   uint16_t* dq;
   int64_t stride;
-  int rows, columns;  // existing rows and columns
+  int rows, columns;  // number of existing rows and columns
 
   __device__ __forceinline__ DqRows(const BwdParams& p, const DkdvSm90Work& work,
                                     const DqItem& item)
@@ -89,7 +89,7 @@ struct DqColumns : DqPart<COLUMNS / 8> {
     if constexpr (DS_SCALE<T> != 1.0f) this->scale(1.0f / DS_SCALE<T>);
     store_rows<DqTile, Target, T>(*this, stage, to.dq + column, to.stride, to.rows,
                                   to.columns - column);
-    // NOTE: the copy engine writes the next sum to the memory that these reads used.
+    // NOTE: the copy engine writes the next sum to the memory that store_rows() has read.
     fence_proxy_async();
   }
 };

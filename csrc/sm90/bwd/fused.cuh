@@ -343,7 +343,7 @@ struct FusedSm90 {
   // The compiler then keeps derived values in uniform registers, and puts no loads of matrix
   // descriptors between the products.
   struct Thread {
-    int half;            // this warpgroup's half of the block's keys
+    int half;            // 0 or 1: which half of the block's keys this warpgroup has
     bool elected;        // this thread arrives for its warp
     uint32_t statistic;  // offset of this thread's first lse and delta in a stage
     uint32_t gradient;   // offset of the row that this lane addresses for stmatrix of dS^T
@@ -514,7 +514,7 @@ struct FusedSm90 {
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
-    Fragments products;  // with soft cap or ALiBi: factors of dS^T
+    Fragments products;  // with soft cap or ALiBi: dS^T is computed from these
     const StageStatistics lse{smem.lse_log2[s], thread.statistic},
         delta{smem.delta[s], thread.statistic};
     const float slope = steps.slope_of(item);
@@ -712,7 +712,7 @@ struct FusedSm90 {
     const uint32_t tile = shared_address(smem.ds[place.stage()]);
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k) {
-      stmatrix_x4(tile + (thread.gradient ^ k * 32), ds[k][0]);  // two 16-byte chunks per step
+      stmatrix_x4(tile + (thread.gradient ^ k * 32), ds[k][0]);  // 32 bytes, two chunks, per step
     }
   }
 

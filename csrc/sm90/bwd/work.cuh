@@ -121,7 +121,7 @@ struct DqItem {
 // A tile of 64 keys that the dQ kernel multiplies (dq_gemm.cuh).
 struct DqSm90Item {
   int key0;
-  int slot[2];  // dS slots of the block's two query tiles; -1: none
+  int slot[2];  // dS slots of the block's two query tiles; -1: no dS
 };
 
 template <int BLOCK_M>

@@ -19,7 +19,7 @@ struct DkdvHalvesSm90Config
   static_assert(HEAD_DIM == HEAD_DIM_V);
   static constexpr bool HAS_SCORE_MOD = false;
   static constexpr int CLUSTER = 2;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 keys; one more loads
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups with 64 keys each
   static constexpr int CONSUMER_WARPS = CONSUMERS * WARPS_OF_GROUP;
   static constexpr int BLOCK_M = MASK_TILE;  // queries of an item
   static constexpr int BLOCK_N = CONSUMERS * 64;

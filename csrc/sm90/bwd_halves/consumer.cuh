@@ -48,7 +48,7 @@ class DkdvHalvesConsumer {
     if (!p_.sums_first) {
       each_partial(sums, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
-    mbarrier_wait(shared_address(&smem_.keys_full), 0);  // later the sums replace the keys
+    mbarrier_wait(shared_address(&smem_.keys_full), 0);  // the sums later overwrite the keys
     if (work_.items > 0) mainloop(sums);
     store(sums);
   }
@@ -273,7 +273,7 @@ class DkdvHalvesConsumer {
     return shared_address(smem_.keys) + Steps::group_row0() * KTile::ROW_BYTES;
   }
 
-  // Writes zeros to this warpgroup's keys that do not exist.
+  // Zeroes this warpgroup's rows of K or V whose keys do not exist.
   __device__ __forceinline__ void clear_keys() const {
     if (!steps_.lacks_keys()) return;
     clear_rows<KTile, Steps::KEYS, Config::PANELS, WARPGROUP>(own_keys(), steps_.keys_here(),

@@ -37,7 +37,7 @@ struct DecodeWideSm90Config
       registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
   using Splits = DecodeSplits<THREADS>;
   using KTile = Panels<BLOCK_N>;        // layout of a tile of K or V
-  using QTile = Panels<CONSUMER_ROWS>;  // one per consumer
+  using QTile = Panels<CONSUMER_ROWS>;  // layout of a consumer's Q
   static_assert(HEAD_DIM == HEAD_DIM_V && HEAD_DIM % QTile::COLUMNS == 0);
   static_assert(BLOCK_ROWS == CONSUMER_ROWS || LARGER == 0);
 
@@ -58,7 +58,7 @@ struct DecodeWideSm90Config
     float2 parked_stats[BLOCK_ROWS];
     StageBarriers<Plan::STAGES> barriers;
     typename Splits::Smem splits;
-    Splits all;                                   // read by the consumers
+    Splits all;                                   // copy of the splits for the consumers
     DecodeCursor cursors[CONSUMER_THREADS / 32];  // one per warp
     SplitBounds bounds;
     __device__ Smem() = delete;  // only a layout of shared memory, never constructed

@@ -383,7 +383,7 @@ __device__ __forceinline__ void load_split(const DecodeParams& p, typename Confi
 #pragma unroll 1
   for (; key_blocks > 0; --key_blocks) {
 #pragma unroll 1
-    for (int i = 0; i < 2; ++i) {  // K and V
+    for (int i = 0; i < 2; ++i) {  // first K, then V
       smem.barriers.wait_for_place(ring);
       loader.fetch(p, shared_address(smem.ring[ring.stage()]));
       mbarrier_arrive_behind_copies(smem.barriers.data(ring));

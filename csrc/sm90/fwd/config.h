@@ -62,7 +62,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool FINDS_MAX_LOGIT = std::is_same_v<Params, FwdMaxLogitSm90Params>;
   static constexpr int BIAS_STAGES = bias_stages<Plan, HAS_BIAS>();
   static constexpr int CONSUMERS =
-      Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one more warpgroup loads
+      Plan::WARPS / 4 - 1;  // warpgroups with 64 queries each; one more warpgroup loads
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr bool TAKES_TICKETS = true;
@@ -110,7 +110,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
 
   struct Smem {
     alignas(1024) uint8_t q[Q_STAGES][Q_BYTES];
-    uint8_t out[OUT_STAGE == OutStage::OWN ? OUT_BYTES : 0];  // a multiple of 1024
+    uint8_t out[OUT_STAGE == OutStage::OWN ? OUT_BYTES : 0];  // its size is a multiple of 1024
     alignas(1024) uint8_t k[Plan::STAGES][K_BYTES<LONGEST_N>];
     alignas(1024) uint8_t v[Plan::STAGES][V_BYTES<LONGEST_N>];
     uint8_t bias[BIAS_STAGES][BIAS_BYTES];

@@ -35,8 +35,8 @@ struct FwdSm90Pipeline {
     float rescale[1][2];
     VisibleKeys<BLOCK_N, Tiles::SOURCE> visible;
     typename Tiles::BiasFragment bias;
-    // Used if FINDS_MAX_LOGIT. largest: the largest score that this lane has compared. bound: a
-    // score that is larger than all known ones exceeds this number when multiplied by scale_log2.
+    // Used if FINDS_MAX_LOGIT. largest: the largest score that this lane has compared. bound: if a
+    // score is larger than all scores known so far, score * scale_log2 exceeds this bound.
     float largest, bound;
   };
 
@@ -55,7 +55,7 @@ struct FwdSm90Pipeline {
   typename Tiles::Keys keys;      // the stage of K for the next scores
   typename Tiles::Keys previous;  // the stage of V for the next product with P, one block behind K
   bool clean = true;              // whether all keys of the previous block exist
-  int j;                          // the block of keys
+  int j;                          // the current block of keys
 
   __device__ __forceinline__ FwdSm90Pipeline(const typename Tiles::Params& params_,
                                              typename Tiles::Smem& smem_,

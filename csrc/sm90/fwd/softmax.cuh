@@ -11,7 +11,7 @@
 
 namespace flash_dist {
 
-constexpr float MAXIMUM_MARGIN = 12.0f;  // log2 of the largest P
+constexpr float MAXIMUM_MARGIN = 12.0f;  // log2 of the largest P without a new maximum
 constexpr float SURELY_SMALL = 2048.0f;  // a sum of P up to this contains no P above the margin
 
 struct SeeNothing {

@@ -177,7 +177,7 @@ struct FwdKvcacheTile {
       add_piece(out[i % IN_FLIGHT], combines, i);
       if (i + IN_FLIGHT <= LAST) issue_piece(out[i % IN_FLIGHT], weights, stage, i + IN_FLIGHT);
     }
-    constexpr bool IS_BEHIND = ISSUES_AHEAD && !IsLast::value;  // S of the next key block follows
+    constexpr bool IS_BEHIND = ISSUES_AHEAD && !IsLast::value;  // the next S is issued below
     if constexpr (IS_BEHIND && PIECES == 2) issue_scores(s);
     wgmma_wait<IS_BEHIND && PIECES == 2 ? 1 : 0>();
     hold(out[LAST % IN_FLIGHT].x[0]);

@@ -22,11 +22,11 @@ struct FwdPairSm90Config
   static constexpr int CONSUMER_WARPS = CONSUMERS * WARPS_OF_GROUP;
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
-  static constexpr int BLOCK_N = MASK_TILE;             // keys of a step of one block
+  static constexpr int BLOCK_N = MASK_TILE;             // keys of a block's step
   static constexpr int COLUMNS = HEAD_DIM_V / CLUSTER;  // columns of out per block
   static constexpr int SLICE = Plan::SLICE;             // columns of K or V in a stage
   static constexpr int K_SLICES = HEAD_DIM / SLICE;     // slices of K per step
-  static constexpr int V_SLICES = COLUMNS / SLICE;      // slices of V per step of either block
+  static constexpr int V_SLICES = COLUMNS / SLICE;      // slices of V for a step's keys
   static constexpr int LOADER_REGISTERS = 24;           // for setmaxnreg
   static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
   static_assert(CONSUMERS == 2, "lists are made for 128 queries");
@@ -48,7 +48,7 @@ struct FwdPairSm90Config
   // Data from the other block. Each warp receives it from the warp with the same queries.
   struct Exchange {
     alignas(128) uint4 weights[CONSUMER_WARPS][BLOCK_N / 16][32];  // A operands, by lanes
-    float4 stats[CONSUMER_WARPS][8];  // two rows each: the maximum, at the end the sum
+    float4 stats[CONSUMER_WARPS][8];  // of two rows each: their maxima, at the end their sums
     uint64_t weights_full[CONSUMER_WARPS], stats_full[CONSUMER_WARPS];
     static constexpr int WEIGHTS_BYTES = BLOCK_N / 16 * 32 * sizeof(uint4);  // per warp
     static constexpr int STATS_BYTES = 8 * sizeof(float4);

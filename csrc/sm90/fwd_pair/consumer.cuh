@@ -40,7 +40,7 @@ class FwdPairConsumer {
   static constexpr int THREADS = Config::CONSUMERS * WARPGROUP;
   using Scores = Accumulator<1, BLOCK_N / 8>;
   using OutSlice = Accumulator<1, Config::SLICE / 8>;
-  using Weights = uint32_t[BLOCK_N / 16][1][4];  // operands of P @ V
+  using Weights = uint32_t[BLOCK_N / 16][1][4];  // A operands of P @ V
 
  public:
   __device__ __forceinline__ FwdPairConsumer(const FwdSm90Params& params,
@@ -353,7 +353,7 @@ class FwdPairConsumer {
   typename Config::Smem& smem_;
   const typename Config::Work& work_;
   const int rank_;
-  typename Config::Slices slices_, read_;  // next slice to read, and next to release
+  typename Config::Slices slices_, read_;  // the next slice to read, and the next to release
   int stats_parity_ = 0;
 };
 

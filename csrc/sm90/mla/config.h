@@ -58,7 +58,7 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
   static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads that load queries
   static constexpr int BLOCK_ROWS = 64;
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys per tile
-  static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // tiles per key block, one per consumer's S
+  static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // tiles per key block, one for each consumer
   using Splits = DecodeSplits<THREADS, LATENT_SOFTMAX_BLOCKS>;
   using Tile = Panels<64>;  // layout of Q, K and P
   static constexpr int PANELS = Tile::count(HEAD_DIM);

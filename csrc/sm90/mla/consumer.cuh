@@ -169,7 +169,7 @@ class LatentConsumerBase {
   Smem& smem_;
   const Place own_;
   Partial<OT> part_;
-  int number_ = 0;             // number of the key block in the split
+  int number_ = 0;             // index of the current key block in the split
   int group_end_, tile_end_;   // number after the group's last key block; number of the work
                                // tile's last key block, -1 if it is in a later group
   int full_begin_, full_end_;  // numbers of key blocks of which all rows of the warp see all keys

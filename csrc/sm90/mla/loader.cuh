@@ -58,7 +58,7 @@ class LatentKeyLoader {
   __device__ __forceinline__ void load_panels(int tile, Place place) const {
     const bool issues = threadIdx.x % 32 == 0;
     const int keys = min(max(exist_ - tile * Config::BLOCK_N, 0), Config::BLOCK_N);
-    const int box = params_.box_keys;  // a power of two
+    const int box = params_.box_keys;  // keys per box, a power of two
     if (issues) {
       const int bytes = (keys + box - 1 & -box) * Tile::ROW_BYTES;
 #pragma unroll
@@ -82,12 +82,12 @@ class LatentKeyLoader {
 
   const MlaSm90Params& params_;
   Smem& smem_;
-  int number_ = 0;  // number of the loaded key block in the split
+  int number_ = 0;  // index of the key block being loaded in the split
 
  private:
   int next_entry_, next_row_;  // place of this lane's 16 keys in the next key block
   int entry_, row_;            // place of this lane's 16 keys in the key block being loaded
-  int head_, exist_;           // kv head and existing keys of the key block being loaded
+  int head_, exist_;           // kv head and number of existing keys of that key block
 };
 
 // Loads both tiles of each key block together, panel by panel as their places become free. Each
@@ -183,7 +183,7 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Con
     }
     cp_async_commit();
     cp_async_wait<0>();
-    fence_proxy_async();  // wgmma reads what was copied
+    fence_proxy_async();  // wgmma reads the copied queries
     mbarrier_arrive(shared_address(&smem.q_full));
   }
 }

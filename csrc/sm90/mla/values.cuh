@@ -316,7 +316,7 @@ class LatentValues {
   const Place own_;
   Partial<OT> group_;
   typename Config::Stages ring_;
-  unsigned released_ = 0, groups_ = 0;  // stages released, groups begun
+  unsigned released_ = 0, groups_ = 0;  // number of stages released, and of groups begun
 };
 
 template <class Config>
@@ -346,7 +346,7 @@ __device__ __forceinline__ void mla_values_sm90_block(const MlaSm90Params& param
   const int end = owns_tile ? at.tile_end() : at.group_end<GROUP>();
   if (threadIdx.x == 0) smem.splits = splits;
   __syncthreads();              // shared memory and barriers are initialized
-  wait_for_previous<Target>();  // P is stored
+  wait_for_previous<Target>();  // the previous kernel has stored P
 
   if (threadIdx.x < WARPGROUP) {
     LatentValues<Config>(p, smem, at, panel).run(end - at.position, owns_tile);

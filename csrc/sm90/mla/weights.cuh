@@ -22,7 +22,7 @@
 
 namespace flash_dist {
 
-constexpr int LATENT_TILE = 64;  // rows and keys
+constexpr int LATENT_TILE = 64;  // rows per tile, and keys per tile
 
 // For the two rows of a lane: true if a tile has all keys that the row sees.
 struct SeeOneTile {

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16)
 LATENT_DTYPES: Final = (torch.bfloat16,)
 MAX_LATENT: Final = 576, 512  # head_dim of latent keys and of their values in csrc/kernels.toml
-PAGE_STEP: Final = 16  # same value in csrc/core/decode.h
+PAGE_STEP: Final = 16  # same value as in csrc/core/decode.h
 ROTARY_STEP: Final = 16
 _AXES: Final = 4
 _CACHES: Final = ("k_cache", "v_cache")
@@ -173,7 +173,7 @@ def check_table(table: Layout, batch: int, device: torch.device, page: int) -> N
 
 
 def check_numbers(name: str, x: Layout, batch: int, device: torch.device) -> None:
-    """Raise if a tensor with a number per batch entry does not fit.
+    """Raise if a tensor with one integer per batch entry does not fit.
 
     Raises:
         TypeError: The tensor is not int32.

@@ -40,8 +40,8 @@ Tensor = torch.Tensor
 class Keys(NamedTuple):
     """The keys of each sequence in the batch."""
 
-    cu_seqlens: Tensor | None  # [batch + 1]; with block_table only differences count
-    seqused: Tensor | None = None  # [batch] keys read; overrides the lengths of cu_seqlens
+    cu_seqlens: Tensor | None  # [batch + 1]; with block_table, only differences are used
+    seqused: Tensor | None = None  # [batch] numbers of keys; override the lengths in cu_seqlens
     block_table: Tensor | None = None  # [batch, pages]
 
 

@@ -58,7 +58,7 @@ def dropout_mask(
 
     If the generator has the same state as before a call, for example after the same
     `torch.manual_seed`, these are the weights that the call dropped. They depend only on the seed,
-    the offset, the number of the batch entry or packed sequence, the query head, and the query and
+    the offset, the index of the batch entry or packed sequence, the query head, and the query and
     key within the sequence. They are equal on every device.
 
     Args:

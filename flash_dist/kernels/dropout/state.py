@@ -9,7 +9,7 @@ import torch
 
 Tensor = torch.Tensor
 
-MOST_COLUMNS: Final = 256  # most columns of q in kernels with dropout
+MOST_COLUMNS: Final = 256  # maximum number of columns of q in kernels with dropout
 STEPS: Final = 1 << 16  # dropout_p is rounded to a multiple of 1 / STEPS
 
 

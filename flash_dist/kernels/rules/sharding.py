@@ -40,7 +40,7 @@ _OF_ONE_RANK: Final = (
     "decode_no_lse",
     "append",
 )
-_LOCAL: Final = ("mask",)  # four integers, equal on all ranks
+_LOCAL: Final = ("mask",)  # a tensor of integers that is equal on all ranks
 _TOKENS: Final = frozenset(("q", "k", "v", "out", "dout", "dq", "dk", "dv"))
 _ROWS: Final = frozenset(("lse", "dlse", "dsinks"))
 # Other tensors may be plain tensors, equal on all ranks: torch.compile makes zero gradients that
@@ -75,7 +75,7 @@ class Sharding(NamedTuple):
     """How one call is distributed over a mesh."""
 
     mesh: DeviceMesh
-    kinds: tuple[str | None, ...]  # per dimension of the mesh
+    kinds: tuple[str | None, ...]  # what each dimension of the mesh shards
     packed: bool
 
     @classmethod
@@ -161,7 +161,7 @@ class Sharding(NamedTuple):
         from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
         axes = Axes.of(name, local.dim(), packed=self.packed)
-        if name == "dsinks" and local.dim() == 1:  # no sinks: an empty tensor
+        if name == "dsinks" and local.dim() == 1:  # without sinks, dsinks is an empty tensor
             axes = Axes(None, None)
         shape = list(local.shape)
         if axes.batch is not None:
