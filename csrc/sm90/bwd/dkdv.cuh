@@ -88,7 +88,7 @@ struct DkdvSm90 {
     }
   }
 
-  // Adds stage s to the sums.
+  // Adds the products of stage s to dK and dV.
   __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int s, int code) const {
     const uint32_t q = uniform(shared_address(smem.stage[s].q));
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));

@@ -174,7 +174,7 @@ struct DkdvSm90Steps {
                              to_a_operand<Target, T>(products[k], product, 0);
                            });
   }
-  // Multiplies the warpgroup's rows of K or V by the rows of Q or dO.
+  // Issues the product of the warpgroup's rows of K or V with the transposed rows of Q or dO.
   template <int COLUMNS>
   __device__ __forceinline__ static void issue_scores(Scores& c, uint32_t keys, uint32_t queries) {
     const uint64_t a = KTile::by_rows(keys);
@@ -192,7 +192,7 @@ struct DkdvSm90Steps {
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k) to_a_operand<Target, T>(a[k], c, k);
   }
-  // Sets negative elements to 0.
+  // Sets dropped weights, which are negative, to 0.
   __device__ __forceinline__ static void drop_marked(Fragments& a) {
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k)
@@ -221,7 +221,7 @@ struct DkdvSm90Steps {
     }
   }
 
-  // Multiplies fragments by the columns of Q or dO.
+  // Issues the product of fragments with Q or dO, which is added to `sum`.
   template <int NT>
   __device__ __forceinline__ static void issue_sum(Accumulator<1, NT>& sum, Fragments& a,
                                                    uint32_t queries) {

@@ -165,7 +165,8 @@ struct DqGemmSm90 {
     }
   }
 
-  // Waits for a stage and reads this warp's fragments of dS. Returns whether all of its keys exist.
+  // Waits for a stage and reads this warp's fragments of dS. Returns whether all keys of the stage
+  // exist.
   __device__ __forceinline__ bool load_fragments(Fragments& ds, const Stages& stages) const {
     smem.barriers.wait_for_data(stages);
     const int half = consumer();

@@ -43,7 +43,7 @@ struct DqPart : Accumulator<1, NT> {
                                         __float_as_uint(own[2]), __float_as_uint(own[3])});
     }
   }
-  // Adds the sum that the copy engine loaded.
+  // Adds the sum of earlier blocks, which the copy engine has loaded into the stage.
   __device__ __forceinline__ void add(uint32_t stage) {
 #pragma unroll
     for (int n = 0; n < NT; ++n) {

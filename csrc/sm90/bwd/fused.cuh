@@ -83,7 +83,8 @@ struct FusedSm90 {
   using BiasTile = typename Config::BiasTile;
   static constexpr bool BIAS_IN_TILES = Config::BIAS == BiasLoads::BOXES;
 
-  // Barriers in addition to those of sm90/stages.cuh, the last of which belongs to warpgroup 3.
+  // Named barriers, in addition to those of sm90/stages.cuh, of which ONE_CONSUMER + 2 belongs to
+  // warpgroup 3.
   enum KeyBarrier : int { KEYS_CLEARED = ONE_CONSUMER + 3, KEYS_READ, APART };
   static constexpr int KEY_READERS = (Config::WARPGROUPS - 1) * WARPGROUP;
   static constexpr int DQ_WARPS = (Config::KEYS_MULTIPLY ? Config::CONSUMERS : 1) * WARPS_OF_GROUP;
@@ -97,7 +98,7 @@ struct FusedSm90 {
           : 0;  // log2 of the factor
   static constexpr float BACK = 1.0f / (1 << SHIFT);
 
-  // All statistics of a stage, read while products run, if there are registers for them.
+  // This thread's lse or delta of a stage, read while products run, if there are registers for it.
   struct EarlyStatistics {
     typename Steps::Statistics x;
     __device__ __forceinline__ explicit EarlyStatistics(const StageStatistics& from) {
@@ -505,7 +506,7 @@ struct FusedSm90 {
     }
   }
 
-  // Adds a stage to the sums of dK and dV, and stores dS^T for dQ.
+  // Adds the products of a stage to dK and dV, and stores dS^T for dQ.
   __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, const OwnThread& thread,
                                       const Stages& stages, const FusedItem& item, int code) const {
     const int s = stages.stage();
@@ -734,7 +735,7 @@ struct FusedSm90 {
   }
 };
 
-// Writes zeros to dq of the queries that see no key, in the block of the first keys.
+// Zeroes dq of the queries that see no key. Only the block of the first keys does so.
 template <class Config>
 __device__ __forceinline__ void clear_masked_queries(const BwdParams& p, const DkdvBlock& block,
                                                      const Sequence& sequence) {

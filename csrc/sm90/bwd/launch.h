@@ -1,4 +1,4 @@
-// The launches of the backward kernels for Hopper. Decides which calls are left to the general
+// Launches the backward kernels for Hopper, and decides which calls are left to the general
 // kernels.
 #pragma once
 

@@ -91,7 +91,7 @@ __device__ __forceinline__ DqOrder find_order(const BwdParams& p, const DkdvWork
   return {last - n, n == first};
 }
 
-// Returns whether query tile m sees a key. Only then a block computes a part of its dQ.
+// Returns whether query tile m sees a key. If not, no block computes a part of its dQ.
 __device__ __forceinline__ bool is_visible(const BwdParams& p, const Mask& mask,
                                            const DsLayout& layout, int m) {
   if (p.mask.kind == MaskKind::TILES) {

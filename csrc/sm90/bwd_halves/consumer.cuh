@@ -136,7 +136,7 @@ class DkdvHalvesConsumer {
       slices_.advance();
     }
   }
-  // Releases the slices of a product that has been waited for.
+  // Releases the slices of a complete product.
   __device__ __forceinline__ void end_second(Fragments& a) {
     hold(a);
 #pragma unroll
@@ -222,7 +222,7 @@ class DkdvHalvesConsumer {
       }
   }
 
-  // Number of this warp among the consumers' warps.
+  // Returns the index of this warp among the consumers' warps.
   __device__ __forceinline__ static int warp() { return fresh_thread() / 32 - WARPS_OF_GROUP; }
   __device__ __forceinline__ uint32_t exchange_full() const {
     return shared_address(&smem_.exchange.full[warp()]);

@@ -102,8 +102,8 @@ struct DecodeSm90Consumer {
  private:
   static_assert(Config::PIECES <= 2, "all pieces but the last end with one product behind them");
 
-  // The warp's cursor, at a key block of the work tile. In shared memory, because it is only read
-  // at the end of a work tile or group.
+  // Returns the warp's cursor, at a key block of the work tile. It is in shared memory, because it
+  // is only read at the end of a work tile or group.
   __device__ __forceinline__ DecodeCursor& cursor() const { return smem.cursors[threadIdx.x / 32]; }
   // Returns the end of the work tile's key blocks in this split.
   __device__ __forceinline__ int end() const {
@@ -190,7 +190,7 @@ struct DecodeSm90Consumer {
     barrier_sync(1 + own.number(), WARPGROUP);
   }
 
-  // Waits for the next tile.
+  // Waits for the next tile of K or V, and returns its address.
   __device__ __forceinline__ uint32_t await_tile() {
     smem.barriers.wait_for_data(tiles);
     fence_proxy_async();  // wgmma reads the copied tile

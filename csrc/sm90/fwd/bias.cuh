@@ -24,7 +24,7 @@ struct FwdBiasSm90Config : FwdSm90ConfigOf<FwdBiasSm90Plan<HEAD_DIM, HEAD_DIM_V,
   static constexpr bool TAKES_FP32 = FwdBiasSm90Config::BIAS_STAGES > 2;
 };
 
-// Tiles for a bias in fp32, or in 16 bits.
+// The tile type of a kernel with a bias in fp32 or in 16 bits.
 template <class Config, bool IS_FP32>
 struct FwdBiasSm90Tiles : FwdSm90Tiles<Config, Config::BLOCK_N, KeySource::BOTH> {
   static constexpr bool BIAS_IS_FP32 = IS_FP32;
@@ -87,7 +87,7 @@ struct FwdSm90Bias {
   typename Tiles::Smem& smem;
   const typename Tiles::Keys& keys;
 
-  // Loads part PART of a step into registers.
+  // Loads part PART of a step's bias into registers.
   template <int PART>
   __device__ __forceinline__ void fetch(Fragment& x, int row) const {
     const auto stage = bias_stage<Tiles>(keys, PART);
@@ -96,7 +96,7 @@ struct FwdSm90Bias {
     smem.bias_barriers.release(stage.stage());
   }
 
-  // Computes s * scale + bias. x: the first part, already fetched.
+  // Computes s * scale + bias. x: the first part of the bias, already fetched.
   template <int NT>
   __device__ __forceinline__ void add(Accumulator<1, NT>& s, Fragment& x, int row) const {
     add_part<0>(s, x);

@@ -78,7 +78,7 @@ struct FwdSm90Pipeline {
         keys{work.tiles},
         j(work.bounds.end - 1) {}
 
-  // The steps that this warpgroup's queries see.
+  // Returns the steps that this warpgroup's queries see.
   __device__ __forceinline__ const StepBounds& own() const {
     if constexpr (Tiles::SKIPS_STEPS) return work.own[consumer()];
     return work.bounds;
@@ -106,7 +106,7 @@ struct FwdSm90Pipeline {
     smem.q_barriers.release(queries.stage());
   }
 
-  // The first query of this warp in the tile.
+  // Returns the index of this warp's first query in the tile.
   __device__ __forceinline__ static int warp_row() {
     return consumer() * 64 + warp_of_consumer() * 16;
   }
@@ -337,8 +337,8 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Compares the scores with the largest so far. NOTE: not with max.NaN, for which ptxas serializes
-  // the products.
+  // Compares the scores with the largest so far. NOTE: max.NaN is not used, because ptxas would
+  // then serialize the products.
   __device__ __forceinline__ void find_largest() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

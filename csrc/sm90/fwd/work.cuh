@@ -87,7 +87,7 @@ struct FwdSm90SkippingWork : FwdSm90Work {
   }
 };
 
-// Initialises the barriers of a block, for all of its threads.
+// Initializes the barriers of a block. All threads of the block call this.
 template <class Config>
 __device__ __forceinline__ void make_fwd_barriers(const typename Config::Params& params,
                                                   typename Config::Smem& smem) {

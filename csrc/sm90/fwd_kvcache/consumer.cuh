@@ -118,7 +118,7 @@ struct FwdKvcacheTile {
   }
 
  private:
-  // First query of this warp in the tile.
+  // Returns the index of this warp's first query in the tile.
   __device__ __forceinline__ static int warp_row() {
     return consumer() * 64 + warp_of_consumer() * 16;
   }
@@ -263,7 +263,7 @@ struct FwdKvcacheTile {
       }
   }
 
-  // This thread's slot for O of the tile while a group is computed.
+  // Returns the address of this thread's slot, which keeps O of the tile while a group is computed.
   __device__ __forceinline__ float4* parked() const {
     const int thread = fresh_thread() - WARPGROUP;
     if constexpr (Config::PARKS_IN_MEMORY) {
@@ -311,8 +311,8 @@ struct FwdKvcacheTile {
     group.clear();
   }
 
-  // True if all keys of key block j exist or read as zeros. Boxes without existing keys may not be
-  // loaded.
+  // True if all keys of key block j exist or read as zeros. NOTE: boxes of pages without existing
+  // keys are not loaded.
   __device__ __forceinline__ bool is_clean(int j) const {
     const RowSpan& exist = work.keys;
     const bool to_end = params.ends_in_zeros && exist.end == work.sequence.seqlen_k;

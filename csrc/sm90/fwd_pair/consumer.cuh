@@ -246,7 +246,7 @@ class FwdPairConsumer {
     });
   }
 
-  // Adds the sums of the other block's keys.
+  // Adds the row sums over the other block's keys.
   __device__ __forceinline__ void add_sums(SoftmaxState<1>& softmax) {
     float sum[2] = {quad_sum(softmax.row_sum[0][0]), quad_sum(softmax.row_sum[0][1])};
     send_stats(sum);
@@ -257,7 +257,7 @@ class FwdPairConsumer {
     softmax.row_sum[0][1] = is_first ? sum[1] + peer.y : 0.0f;
   }
 
-  // Number of this warp among the consumers' warps.
+  // Returns the index of this warp among the consumers' warps.
   __device__ __forceinline__ static int warp() { return fresh_thread() / 32 - WARPS_OF_GROUP; }
 
   // Sends the maximum or the sum of this warp's rows to the other block.

@@ -1,4 +1,4 @@
-// The launch of the forward kernel for pairs of blocks. Decides which calls are left to the general
+// Launches the forward kernel for pairs of blocks, and decides which calls are left to the general
 // kernel.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The store of 64 rows of a block's columns of out, in the forward kernel for pairs of blocks.
+// Stores 64 rows of a block's columns of out, in the forward kernel for pairs of blocks.
 #pragma once
 
 #include "core/sequence.cuh"
@@ -64,8 +64,8 @@ struct FwdPairOutput {
   }
 
  private:
-  // This warpgroup's first row in the sequence, the number of rows from there to the sequence's
-  // end, and the address of the first row.
+  // row0(): this warpgroup's first row in the sequence. rows(): number of rows from there to the
+  // sequence's end. first_row(): address of the first row in out.
   __device__ __forceinline__ int row0() const { return work.block.row0 + consumer() * 64; }
   __device__ __forceinline__ int rows() const { return work.sequence.seqlen_q - row0(); }
   __device__ __forceinline__ uint16_t* first_row() const {

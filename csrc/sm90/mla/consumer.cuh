@@ -111,8 +111,8 @@ class LatentConsumerBase {
     const int key0 = first_key<TILE>(at);
     return {at.extent.visible_begin - key0, at.extent.visible_end - key0};
   }
-  // Tells if keys of the tile do not exist. Their values must be zeroed, because memory may hold
-  // NaN.
+  // Tells if some keys of the tile do not exist. Their values must be zeroed, because memory may
+  // hold NaN.
   template <int TILE>
   __device__ __forceinline__ bool lacks_keys() const {
     if (all_visible()) return false;
@@ -170,9 +170,9 @@ class LatentConsumerBase {
   const Place own_;
   Partial<OT> part_;
   int number_ = 0;             // index of the current key block in the split
-  int group_end_, tile_end_;   // number after the group's last key block; number of the work
+  int group_end_, tile_end_;   // index after the group's last key block; index of the work
                                // tile's last key block, -1 if it is in a later group
-  int full_begin_, full_end_;  // numbers of key blocks of which all rows of the warp see all keys
+  int full_begin_, full_end_;  // key blocks [begin, end) of which all rows of the warp see all keys
   int work_tiles_ = 0;         // number of work tiles whose queries have arrived
 };
 

@@ -52,8 +52,8 @@ class LatentKeyLoader {
     exist_ = at.extent.visible_end - at.key_block * KEY_BLOCK;
   }
 
-  // Loads COUNT panels of a tile, only boxes in which a key exists. place(i): the place of the i-th
-  // panel.
+  // Loads COUNT panels of a tile: the boxes in which a key exists. place(i) returns the PanelPlace
+  // of the i-th panel.
   template <int COUNT, class Place>
   __device__ __forceinline__ void load_panels(int tile, Place place) const {
     const bool issues = threadIdx.x % 32 == 0;

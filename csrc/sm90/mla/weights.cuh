@@ -64,7 +64,7 @@ struct LatentWeights {
     for (int k = 0; k < STEPS; ++k) to_a_operand<Target, T>(a[k], s, k);
   }
 
-  // Multiplies the two rows of a lane by powers of two.
+  // Multiplies P in the two rows of a lane by powers of two.
   __device__ __forceinline__ void scale(const float (&factors)[2]) {
     const uint32_t pairs[2] = {pack<Target, T>(factors[0], factors[0]),
                                pack<Target, T>(factors[1], factors[1])};

@@ -43,8 +43,8 @@ _OF_ONE_RANK: Final = (
 _LOCAL: Final = ("mask",)  # a tensor of integers that is equal on all ranks
 _TOKENS: Final = frozenset(("q", "k", "v", "out", "dout", "dq", "dk", "dv"))
 _ROWS: Final = frozenset(("lse", "dlse", "dsinks"))
-# Other tensors may be plain tensors, equal on all ranks: torch.compile makes zero gradients that
-# way. Sinks must be sharded: a plain one could not receive its gradient.
+# Arguments that must be DTensors. Others may be plain tensors that are equal on all ranks, such as
+# the zero gradients that torch.compile makes. Plain sinks could not receive their gradient.
 _SHARDED: Final = frozenset(("q", "k", "v", "out", "lse", "sinks"))
 _BATCH: Final = "batch"
 _HEADS: Final = "heads"
