@@ -109,7 +109,7 @@ def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
 
 
 def convert_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
-    """Return the mask of booleans that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k]."""
+    """Return the BlockMask for booleans that broadcast to `shape`."""
     _require_eager("attn_mask", "BlockMask.from_dense(attn_mask)")
     return _find_dense(mask, shape)
 
@@ -133,7 +133,7 @@ def _find_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
 
 
 def convert_flex(block_mask: flex_attention.BlockMask) -> BlockMask:
-    """Return the mask of FlexAttention's BlockMask."""
+    """Return the BlockMask of this package for one of FlexAttention."""
     _require_eager("block_mask", "BlockMask.from_flex(block_mask)")
     _require_flex("block_mask", block_mask)
     return _find_flex(block_mask)

@@ -129,7 +129,7 @@ def append(  # noqa: PLR0913, PLR0917 - the operator's schema
     interleaved: bool,  # noqa: FBT001
     advances: bool,  # noqa: FBT001
 ) -> Tensor:
-    """Write k and v into a cache; return rotated queries, or none."""
+    """Write k and v into a cache; return the rotated queries, or an empty tensor."""
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, None, block_table)
     cache.check_values(k.shape[1])
     rotated = q.new_empty((0, *q.shape[1:]))

@@ -25,7 +25,7 @@ class Cache(NamedTuple):
     block_table: Tensor | None
 
     def find_capacity(self) -> int:
-        """Return the most keys that a sequence can have."""
+        """Return the maximum number of keys of a sequence."""
         page = self.k.shape[1]
         return page if self.block_table is None else page * self.block_table.shape[1]
 

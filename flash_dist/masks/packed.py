@@ -157,7 +157,7 @@ def _place(shown: Tensor, keys: slice, columns: slice) -> Tensor:
 
 
 def parse_ends(name: str, cu_seqlens: Integers, total: int | None) -> tuple[Tensor, int]:
-    """Return checked [sequences + 1] on the CPU, and the tokens of the pack."""
+    """Return cu_seqlens, checked and on the CPU, and the number of tokens of the pack."""
     ends = parse_integers(name, cu_seqlens, ("[sequences + 1]",))
     most = int(ends[-1]) if total is None else total
     if int(ends[0]) != 0 or bool((ends.diff() < 0).any()) or int(ends[-1]) > most:

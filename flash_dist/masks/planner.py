@@ -86,7 +86,7 @@ def _plan_rows(intervals: Intervals, shape: Shape) -> MaskPlan:
 
 
 def _plan_tiles(tiles: VisibleTiles, shape: Shape, arrays: dict[str, Tensor]) -> MaskPlan:
-    """Return a plan with lists of tiles, and with arrays that are already known."""
+    """Return a plan with lists of tiles, in addition to the given arrays."""
     planes = shape.batch * shape.num_heads_q
     query_tiles, key_tiles = (-(-size // TILE) for size in shape[2:])
     key_slots, slots = slots_of(tiles, planes, query_tiles, key_tiles)

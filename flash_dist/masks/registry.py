@@ -154,7 +154,7 @@ class _DeviceCache:
 
 
 class _Entry:
-    """A mask that may be dropped, and its tensors on devices."""
+    """A weak reference to a mask, and the mask's tensors on devices."""
 
     def __init__(self, mask: Mask) -> None:
         self.mask = weakref.ref(mask)

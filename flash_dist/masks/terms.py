@@ -123,7 +123,7 @@ class PaddingTerm(LengthsTerm):
     at_end: bool  # the padding comes after the keys
 
     def bounds(self, shape: Shape) -> Intervals:
-        """Return the first and end key [batch]."""
+        """Return the first key and the end of the existing keys, each [batch]."""
         if self.at_end:
             return torch.zeros_like(self.lengths), self.lengths
         return shape.seqlen_k - self.lengths, torch.full_like(self.lengths, shape.seqlen_k)
@@ -286,7 +286,7 @@ class _IdsTerm(Term):
         """Return whether queries with ids `q_ids` see keys with ids `k_ids`."""
 
     def _sorted_ids(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q_ids, and sorted k_ids with the index of each key, with equal batches."""
+        """Return q_ids, sorted k_ids and the key index of each, all with the same batch."""
         values, order = self.k_ids.sort(dim=-1, stable=True)
         batch, _ = self.sizes.planes()
         q_ids, values, order = (

@@ -57,7 +57,7 @@ class Supported(NamedTuple):
 
 
 def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: bool) -> Supported:
-    """Raise if the tensors of a call do not fit; return which of them kernels can read in place.
+    """Raise if the tensors do not fit together; return which of them kernels can read in place.
 
     Args:
         tensors: The tensors of `CallLayouts`, in its order.
@@ -242,7 +242,7 @@ def _check_new(layouts: CallLayouts, *, counted: bool) -> None:
 
 
 def _check_rotary(layouts: CallLayouts) -> None:
-    """Raise if angles do not fit, or if there is nothing to rotate."""
+    """Raise if rotary angles do not fit the call, or if there are no new keys to rotate."""
     cos, sin = layouts.rotary_cos, layouts.rotary_sin
     if cos is None and sin is None:
         return

@@ -141,7 +141,7 @@ def _check_cache(q: Layout, k: Layout, v: Layout, names: tuple[str, str], most: 
 
 
 def check_table(table: Layout, batch: int, device: torch.device, page: int) -> None:
-    """Raise if a block_table does not fit.
+    """Raise if a block_table does not fit the batch, the device or the page size.
 
     Raises:
         TypeError: The table is not int32.
@@ -173,7 +173,7 @@ def check_table(table: Layout, batch: int, device: torch.device, page: int) -> N
 
 
 def check_numbers(name: str, x: Layout, batch: int, device: torch.device) -> None:
-    """Raise if a tensor with one integer per batch entry does not fit.
+    """Raise if a tensor with one integer per batch entry does not fit the batch or the device.
 
     Raises:
         TypeError: The tensor is not int32.
@@ -190,7 +190,7 @@ def check_numbers(name: str, x: Layout, batch: int, device: torch.device) -> Non
 
 
 def check_angles(name: str, x: Layout, q: Layout) -> None:
-    """Raise if rotary angles do not fit.
+    """Raise if rotary angles do not fit the queries.
 
     Raises:
         TypeError: The dtype differs from that of q.

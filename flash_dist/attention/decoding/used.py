@@ -60,7 +60,7 @@ def repeat(scores: Scores | None) -> Scores | None:
 
 
 def check_used(used: Tensor, packing: Packing, q: Tensor, *, looks: bool) -> None:
-    """Raise if seqused_k does not fit.
+    """Raise if seqused_k does not fit the packed sequences.
 
     Args:
         used: seqused_k as the caller passes it, a tensor.

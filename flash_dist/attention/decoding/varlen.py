@@ -38,7 +38,7 @@ Tensor = torch.Tensor
 
 
 class Keys(NamedTuple):
-    """The keys of each sequence in the batch."""
+    """Where the keys of each sequence in the batch are."""
 
     cu_seqlens: Tensor | None  # [batch + 1]; with block_table, only differences are used
     seqused: Tensor | None = None  # [batch] numbers of keys; override the lengths in cu_seqlens
@@ -203,5 +203,5 @@ def _check_differences(ends: Sequence[int], keys: int) -> None:
 
 
 def _lengths(ends: Tensor | None, used: Tensor | None) -> Tensor | None:
-    """Return the number of keys of each sequence: `used` if given, else that of `ends`."""
+    """Return the number of keys of each sequence: `used` if given, else from `ends`."""
     return used if ends is None or used is not None else ends.diff()
