@@ -109,7 +109,7 @@ def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
 
 
 def convert_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
-    """Return the BlockMask for booleans that broadcast to `shape`."""
+    """Return the BlockMask for booleans that broadcast to the scores, whose shape is `shape`."""
     _require_eager("attn_mask", "BlockMask.from_dense(attn_mask)")
     return _find_dense(mask, shape)
 
