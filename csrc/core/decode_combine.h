@@ -168,8 +168,7 @@ struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   struct Smem {
     CombineSlots slots[WARPS];
     union {
-      float4 steps[WARPS]
-                  [CombineSlots::COUNT];  // keep, add and sum of a group, in its last slot
+      float4 steps[WARPS][CombineSlots::COUNT];  // keep, add and sum of a group, in its last slot
       Together together;
     };
     typename Splits::Smem counts;
