@@ -72,7 +72,7 @@ struct DecodeParams {
 // Arguments for latent keys in tiles of 64 rows. If there are few work tiles, P of all their tiles
 // of keys may be stored (sm90/mla/values.cuh).
 struct LatentParams : DecodeParams {
-  int few_key_blocks;  // P is stored for at most this many key blocks; 0: never
+  int few_key_blocks;  // P is stored if the call has at most this many key blocks; 0: never
   uint16_t* weights;   // [2 * few_key_blocks] tiles of P, as panels of 64 columns
   float2* tile_stats;  // [2 * few_key_blocks, 64] top and sum of each row of P's tiles
 };

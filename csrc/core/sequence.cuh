@@ -15,8 +15,8 @@ struct DocumentRows {
   int next;        // next element of cu_seqlens: first row of the next document, or end of the last
   bool uncovered;  // there are uncovered rows next to this document or after all documents
 
-  // Finds the rows of document `number`. documents: the number of documents. If it is 0, document 0
-  // has no rows.
+  // Finds the rows of the document with index `number`. documents: how many there are. If there are
+  // none, document 0 has no rows.
   __device__ __forceinline__ DocumentRows(const int* cu_seqlens, int number, int documents,
                                           int total, int longest)
       : begin(on_axis(cu_seqlens[number], total)),

@@ -10,10 +10,11 @@ constexpr int SPLITS_PER_SM = 2;
 // choose_splits() leaves out at most one in this many splits.
 constexpr int IDLE_SPLITS = 16;
 
-// Returns the number of splits: as many as blocks run at a time, or slightly fewer if the splits of
-// equally long sequences are then complete work tiles, or equal parts of one work tile. Fewer tiles
-// are then split and combined, and reading takes the same time. blocks_per_sm: resident blocks per
-// multiprocessor.
+// Returns the number of splits: one per resident block, but at most SPLITS_PER_SM per
+// multiprocessor. Slightly fewer if that number divides `tiles`, or is a multiple of it: with
+// equally long sequences, fewer work tiles are then split and combined, and reading the cache takes
+// the same time. blocks_per_sm: resident blocks per multiprocessor. tiles: work tiles of all
+// sequences.
 inline int choose_splits(int sm_count, int blocks_per_sm, int tiles) {
   const int most = sm_count * std::min(blocks_per_sm, SPLITS_PER_SM);
   for (int splits = most; splits > most - most / IDLE_SPLITS; --splits) {

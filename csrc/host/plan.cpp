@@ -142,8 +142,8 @@ class Planner : PlanGrid {
     return cuts_both || cuts_keys;
   }
 
-  // Estimated cost of `count` chunks of all units, summed over the waves of equally long blocks of
-  // dK/dV and of dQ. The unit is one (query, key) product.
+  // Estimated cost of computing all units in `count` chunks, in (query, key) products: the waves of
+  // dK/dV blocks plus the waves of dQ blocks. All blocks of a kind are equally long.
   int64_t cost(int64_t count, int group_split) const {
     const auto cost_of = [&](int64_t units) {
       const int64_t dq_blocks = units * shape_.group * ceil_div(shape_.seqlen_q, kernels_.dq_rows);

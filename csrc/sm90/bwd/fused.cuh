@@ -444,8 +444,8 @@ struct FusedSm90 {
     }
   }
 
-  // Computes this warpgroup's half of the columns of dQ, after the product that is in flight, and
-  // calls after() once that product is complete. hand_over() reports the half of dQ.
+  // Computes this warpgroup's half of the columns of dQ. One earlier product may still be in flight;
+  // after() is called when that one is complete. The caller reports this half by hand_over().
   template <class After>
   __device__ __forceinline__ void sum_half(const Thread& thread, const Gradients& place,
                                            const After& after) const {

@@ -31,11 +31,10 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
   work.items = DkdvCursor<Config>::count(p, work);
 }
 
-// The items of a block of the fused kernel. If dQ is summed from the first keys on, the block goes
-// through its queries from the last to the first, and through all heads of a tile before the next
-// tile. The block then stays at least one step behind the blocks that come earlier in the order.
-// NOTE: if the block went head by head, it would reach the next head before these blocks, which see
-// more queries, and would wait there.
+// Cursor over the items of a block of the fused kernel. With first_keys_first, it visits the query
+// tiles from the last to the first, and all heads of a tile before the next tile. A block then stays
+// at least one step behind the blocks of earlier keys, after which it adds to dQ. NOTE: head by head,
+// it would reach the next head before those blocks, which see more queries, and would wait for them.
 template <class Config>
 struct FusedCursor : DkdvCursor<Config> {
   using Base = DkdvCursor<Config>;
