@@ -39,7 +39,7 @@ def find_check_problem(text: str) -> str:
 
 
 class BoundariesError(ValueError):
-    """Values of cu_seqlens are wrong. Neither our kernels nor torch's support a call with these."""
+    """The values of cu_seqlens are invalid, for our kernels and for those of torch."""
 
 
 @cache
