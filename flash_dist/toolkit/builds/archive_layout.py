@@ -1,8 +1,9 @@
-"""Accounts for every byte of an archive: gaps between members, contradictions, foreign headers.
+"""Finds parts of zip and tar archives that two programs may read differently.
 
 An installer reads the list at the end of a zip archive; other programs read the header before each
 member, or search for such a header. If list and headers differ, or bytes belong to no member, two
-programs see different files. Our builds never write such archives. Source: PKWARE, "APPNOTE.TXT".
+programs may find different files. Our builds never write such archives. Source: PKWARE,
+"APPNOTE.TXT".
 
 This module also checks the tar headers that extraction programs act on but our own reader ignores:
 links, devices and permissions. The reference is the output of rattler-build: POSIX headers, and GNU
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_ENTRIES: Final = 10_000
-MAX_BYTES: Final = 2 << 30  # unpacked bytes: ten times the largest wheel
+MAX_BYTES: Final = 2 << 30  # maximum unpacked bytes of an archive; no build comes near
 
 _END = Struct("<4s4H2IH")
 _ENTRY = Struct("<4s6H3I5H2I")
@@ -47,7 +48,7 @@ _AFTER_END = 1 << 20
 
 
 class _OddError(Exception):
-    """Raised if an oddity makes the rest of an archive unreadable."""
+    """Raised if the rest of an archive cannot be read, or is too large to be read."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Member:
 
 
 def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
-    """Read the list at the end of an archive, and describe entries that our builds never write."""
+    """Return the members of a zip archive, and the problems of its list, headers and data."""
     members: list[Member] = []
     problems: list[str] = []
     try:
@@ -78,7 +79,7 @@ def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
 
 
 def list_names(file: IO[bytes]) -> tuple[str, ...]:
-    """Return all names in the list at the end of an archive; empty if there is no list."""
+    """Return all names in the list at the end of an archive; empty if it is absent or damaged."""
     members: list[Member] = []
     try:
         _read_list(file, members, [])
@@ -110,7 +111,7 @@ def _belong(twice: bool) -> str:  # noqa: FBT001
 
 
 def _find_list(file: IO[bytes]) -> tuple[int, int, int]:
-    """Return the start and the end of the list, and its number of members."""
+    """Return the offsets of the list's start and end, and its number of members."""
     size = file.seek(0, os.SEEK_END)
     last = size - _END.size
     fields = _END.unpack(_read(file, last, _END.size)) if last >= 0 else (b"",) * 8
@@ -131,7 +132,7 @@ def _find_list(file: IO[bytes]) -> tuple[int, int, int]:
 
 
 def _read_list(file: IO[bytes], members: list[Member], problems: list[str]) -> int:
-    """Collect the members, and oddities of their list. Return the offset where the list starts."""
+    """Append to `members` and `problems`, and return the offset where the list starts."""
     damaged = _OddError("the list of members is damaged, or other bytes lie in it")
     start, end, count = _find_list(file)
     data, place = _read(file, start, end - start), 0
@@ -163,12 +164,15 @@ def _read_list(file: IO[bytes], members: list[Member], problems: list[str]) -> i
 
 
 def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
-    """Return both sizes, and whether `extra` has data besides a ZIP64 field with the sizes."""
+    """Return the packed and the unpacked size, and whether `extra` is other than expected.
+
+    Expected are no extra fields, or one ZIP64 field with both sizes.
+    """
     if not extra:
         return packed, size, False
     if len(extra) == _EXTRA.size + _SIZES.size and _EXTRA.unpack_from(extra) == (_ZIP64, 16):
         wide_size, wide_packed = _SIZES.unpack_from(extra, _EXTRA.size)
-        # A wheel has both sizes in the field, or neither.
+        # The header itself repeats both sizes, or has the ZIP64 placeholder for both.
         if (packed, size) in {(wide_packed, wide_size), (_IN_EXTRA, _IN_EXTRA)}:
             return wide_packed, wide_size, False
     return packed, size, True
@@ -234,10 +238,10 @@ def _read(file: IO[bytes], place: int, size: int) -> bytes:
 
 
 def find_foreign_headers(file: IO[bytes]) -> Iterator[str]:
-    """Describe headers that no package of ours holds.
+    """Describe entries and bytes of a tar archive that no package of ours holds.
 
     Raises:
-        FatbinError: The archive is damaged.
+        FatbinError: A number in a header is malformed, or the compressed data is damaged.
     """
     budget = MAX_BYTES
     for _ in range(MAX_HEADERS):

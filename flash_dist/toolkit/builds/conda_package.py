@@ -1,4 +1,4 @@
-"""Reads a conda package of this project as if it were its wheel, and checks its list of files.
+"""Reads a conda package of this project as if it were a wheel, and checks its list of files.
 
 A `.conda` file is a zip archive of two tar archives (conda.io, "Package specification"):
 `info-*.tar.zst` holds index.json (for solvers) and paths.json (every file with its SHA-256),
@@ -48,10 +48,10 @@ class CondaContents:
     """The contents of an open conda package."""
 
     index: dict[str, Any]  # info/index.json
-    info: dict[str, bytes]  # other info files, by name
-    listed: dict[str, PackedFile]  # listed by info/paths.json
-    files: dict[str, PackedFile]  # files in the archive
-    wheel: Path  # a wheel with the same files, while the package is open
+    info: dict[str, bytes]  # all files of the archive `info`, by name
+    listed: dict[str, PackedFile]  # entries of info/paths.json, by path
+    files: dict[str, PackedFile]  # files of the archive `pkg`, by path
+    wheel: Path  # a wheel with the same files; deleted when the package is closed
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def read_claims(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
 
 
 def find_path_damage(package: CondaContents) -> Iterator[str]:
-    """Describe where the files and paths.json differ."""
+    """Describe where the files and paths.json differ, and files outside of `site-packages/`."""
     for name in sorted(package.listed.keys() - package.files.keys()):
         yield f"paths.json lists {name}, which the package does not hold"
     for name, file in sorted(package.files.items()):
@@ -107,7 +107,7 @@ def find_path_damage(package: CondaContents) -> Iterator[str]:
 
 
 def part_name(opened: Wheel, kind: str) -> str:
-    """Return the name of one of the two archives, `info` or `pkg`.
+    """Return the file name of the inner archive `info-*.tar.zst` or `pkg-*.tar.zst`.
 
     Raises:
         FatbinError: The package has no such archive, or more than one.
@@ -160,7 +160,7 @@ def _parse_info(path: str, info: dict[str, bytes]) -> tuple[dict[str, Any], dict
 
 
 def _repack(opened: Wheel, path: Path) -> tuple[dict[str, PackedFile], dict[str, bytes]]:
-    """Write the files of `site-packages/` as a zip. Return all files, METADATA and WHEEL."""
+    """Write all files as a wheel. Return their hashes by path, and METADATA and WHEEL by name."""
     files: dict[str, PackedFile] = {}
     texts: dict[str, bytes] = {}
     with (
@@ -190,7 +190,7 @@ def _copy(member: tar.Member, target: IO[bytes]) -> tuple[PackedFile, bytes]:
 
 
 def _name_wheel(path: str, texts: dict[str, bytes]) -> str:
-    """Return the wheel name that METADATA and WHEEL describe."""
+    """Return the file name of the wheel that METADATA and WHEEL describe."""
     tags = read_tags(texts.get("WHEEL", b""))
     kinds = {tag.rpartition("-")[0] for tag in tags}
     if "METADATA" not in texts or len(kinds) != 1:

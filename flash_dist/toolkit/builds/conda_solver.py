@@ -38,16 +38,16 @@ _EMPTY_WHERE_NOT_NEEDED: Final = frozenset({"backports.zstd"})
 _PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 _SAME_IN_CONDA: Final = frozenset({">=", "<=", ">", "<", "!=", "==", "~="})
 
-# Every compute capability up to 99.9, which is beyond every GPU. A set that serves 99.9 serves all
-# later GPUs.
+# Every compute capability from the lowest supported one to 99.9, which is beyond every GPU. Code
+# that serves 99.9 counts as code for all later GPUs.
 _GRID: Final = tuple(Device(*divmod(number, 10)) for number in range(FLOOR.number, 1000))
 
 
 def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
-    """Return the machine and the oldest glibc that the tags of a wheel name.
+    """Return the machine and the lowest glibc version in the tags of a wheel.
 
     Raises:
-        AuditError: The tags differ from those of our wheels.
+        AuditError: The tags that our builds could write name no machine, or several.
     """
     told = tuple(tags)
     found = [match for match in map(_TAG.fullmatch, told) if match and match[3] in SUBDIRS]
@@ -62,12 +62,12 @@ def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
 
 
 def is_served(archs: Iterable[Arch], device: Device) -> bool:
-    """Tell if code for one of these targets is promised to run on a GPU."""
+    """Tell if code for one of these targets is guaranteed to run on a supported GPU."""
     return device >= FLOOR and any(judge(arch, device) for arch in archs)
 
 
 def name_build(label: str, toolkit: str, number: int) -> str:
-    """Return the build string of a package: `cuda130_hopper_2`."""
+    """Return the build string of a package, such as `cuda130_hopper_2`."""
     return f"cuda{toolkit.replace('.', '')}_{label.replace('.', '_')}_{number}"
 
 
@@ -84,7 +84,7 @@ def list_dependencies(
 
 
 def constrain_gpus(archs: Iterable[Arch]) -> str:
-    """Return the compute capabilities that some targets serve: `>=10.0,<11.0a0|>=12.0`.
+    """Return the GPUs that the targets serve as a version constraint: `>=10.0,<11.0a0|>=12.0`.
 
     Raises:
         AuditError: The targets serve no GPU.
@@ -103,7 +103,7 @@ def constrain_gpus(archs: Iterable[Arch]) -> str:
 
 
 def oldest_cuda(manifest: Manifest) -> str:
-    """Return the CUDA version of the oldest driver that loads the code: `13.0`.
+    """Return the CUDA version of the oldest driver that loads the code, such as `13.0`.
 
     The version is the one that SASS needs. PTX of a later minor version needs a newer driver. conda
     cannot express which GPUs run PTX; doctor checks it.
@@ -120,7 +120,7 @@ def oldest_cuda(manifest: Manifest) -> str:
 
 
 def map_dependencies(metadata: Metadata, machine: str) -> tuple[str, ...]:
-    """Return the requirements of METADATA under their conda names.
+    """Return Python and the other requirements of METADATA, under their conda names.
 
     Raises:
         AuditError: conda cannot express one of the requirements.

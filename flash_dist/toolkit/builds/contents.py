@@ -1,4 +1,4 @@
-"""The actual contents of a wheel of this package in one frozen value: input of the audit."""
+"""Reads the contents of a built wheel into one frozen value, the input of the audit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Naming:
 
     @property
     def manifest(self) -> str:
-        """Path of the record of the build."""
+        """Path of the build's manifest in the wheel."""
         return f"{self.name}/{FILE_NAME}"
 
     def members(self, manifest: Manifest) -> tuple[str, ...]:
@@ -47,9 +47,9 @@ _MANIFEST = re.compile(rf"([a-z][a-z0-9_]*)/{re.escape(FILE_NAME)}")
 
 
 def find_naming(names: Collection[str]) -> Naming | None:
-    """Return the member names of a wheel of this package, or of any package built by a toolkit.
+    """Return the naming of a wheel: of this package, or of the package whose manifest it holds.
 
-    Return None for a wheel that no toolkit made, or that has records of two builds.
+    Return None for a wheel of another package that holds no manifest, or several.
     """
     if any(name.startswith(f"{NAME}/") for name in names):
         return OWN
@@ -103,7 +103,7 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
     """Read everything that the audit checks.
 
     Raises:
-        KernelsError: No toolkit made this wheel, or the wheel cannot be read.
+        KernelsError: The wheel lacks a manifest or a library, or cannot be read.
     """
     with open_wheel(path) as wheel:
         naming = find_naming(wheel.names) or OWN
@@ -137,7 +137,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """Read only the manifest of a wheel.
 
     Raises:
-        KernelsError: The file is no wheel of this package, or cannot be read.
+        KernelsError: The file is not a wheel, or its manifest is absent or malformed.
     """
     with open_wheel(path) as wheel:
         return read_manifest_in(wheel)

@@ -17,7 +17,7 @@ def write_entry_points(scripts: Sequence[str], groups: Mapping[str, Sequence[str
 
     Args:
         scripts: Lines `name = module:function` of console scripts.
-        groups: Lines of the same form for plug-ins, by the group that names their host.
+        groups: Lines of the same form for plug-ins, keyed by entry point group.
     """
     every = {**({SCRIPTS: scripts} if scripts else {}), **groups}
     return "\n".join("\n".join([f"[{name}]", *sorted(every[name]), ""]) for name in sorted(every))

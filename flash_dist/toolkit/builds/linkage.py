@@ -1,8 +1,8 @@
 """Expected dynamic dependencies of a wheel's libraries, and compression of their images.
 
-Both depend on the CUDA toolkit and on the CPU. CUDA 13 is linked statically. The available toolkit
-for CUDA 12.4 has no static runtime: the library is loaded from the package
-nvidia-cuda-runtime-cu12, which the wheel depends on, or from the lib folder of a conda environment.
+The runtime of CUDA 13 is linked statically. The available toolkit for CUDA 12.4 has no static
+runtime: libcudart is loaded from the package nvidia-cuda-runtime-cu12, which the wheel depends on,
+or from the lib folder of a conda environment.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Linkage:
     """Expected linkage of the wheels of one toolkit on one CPU."""
 
     system: frozenset[str]  # libraries that any library may need
-    runtime: frozenset[str] = frozenset()  # libraries of CUDA that libraries with kernels may need
+    runtime: frozenset[str] = frozenset()  # CUDA libraries that libraries with kernels need
     runtime_path: tuple[str, ...] = ()
     codec: str = "zstd"  # compression of every image
 
     def needs(self, library: str, manifest: Manifest, *, kernels: bool) -> frozenset[str]:
-        """Return the libraries that a library needs, except system libraries."""
+        """Return exactly the libraries that a library must need, besides system libraries."""
         own = self.runtime if kernels else frozenset()
         if library != BINDING:
             return own
         return own | TORCH_LIBRARIES | (frozenset(manifest.libraries) - {BINDING})
 
     def path(self, library: str, *, kernels: bool) -> tuple[str, ...]:
-        """Return the search path of a library."""
+        """Return the folders that `library` must have as its search path."""
         runtime = self.runtime_path if kernels else ()
         return (*(BINDING_PATH if library == BINDING else ()), *runtime)
 
@@ -65,11 +65,11 @@ def has_shared_runtime(cuda: str) -> bool:
     return parse_version(cuda)[0] < 13  # noqa: PLR2004 - the first major whose whole runtime is on PyPI
 
 
-# Requirements of every wheel, besides torch, as in pyproject.toml.
+# Requirements of every wheel in addition to torch, as in pyproject.toml.
 REQUIREMENTS: Final = ("packaging", "rich", "backports.zstd; python_version < '3.14'")
 
-# Optional requirements of a wheel whose project declares them as dynamic. `verify --key` needs
-# them.
+# Optional requirements of a wheel whose project lists `optional-dependencies` as dynamic.
+# `verify --key` needs them.
 EXTRAS: Final = {"sign": ("cryptography", "securesystemslib<2,>=1.3")}
 
 

@@ -36,7 +36,7 @@ class Listing:
 
 
 def read_listing(path: Path) -> Listing:
-    """Read a manifest.
+    """Read the manifest of a release.
 
     Raises:
         ManifestError: The file cannot be read, or is not a manifest.
@@ -53,7 +53,7 @@ def read_listing(path: Path) -> Listing:
 
 
 def make_listing(path: Path, data: Any) -> Listing:  # noqa: ANN401 - any JSON
-    """Return the files of a manifest that was read from a path.
+    """Return the files that a parsed manifest lists; `path` is where it was read.
 
     Raises:
         ManifestError: The data are not a manifest.

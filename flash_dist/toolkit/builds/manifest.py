@@ -89,7 +89,7 @@ class KernelRecord:
     family: str
     place: Place  # in JSON, each value has the name of its axis
     target: Arch
-    registers: int | None  # None for PTX, unless assembled, see assembled_for
+    registers: int | None  # None for PTX, see assembled_for
     spill_bytes: int | None
     stack_bytes: int | None
     static_smem: int | None
@@ -130,7 +130,7 @@ class Manifest:
     index: str = PRODUCT.index  # address of the package index that holds the releases
     oldest_gpu: Device = OLDEST  # the lowest supported compute capability
     libraries: tuple[str, ...] = PRODUCT.libraries  # file names in the package
-    dependencies: tuple[str, ...] = ()  # besides torch and `linkage.REQUIREMENTS`
+    dependencies: tuple[str, ...] = ()  # in addition to torch and `linkage.REQUIREMENTS`
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
     # Plug-ins: lines of the same form, by the group of the program that loads them.
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
@@ -187,7 +187,7 @@ class Manifest:
 
     @classmethod
     def from_text(cls, text: str, *, source: object) -> Manifest:
-        """Read the file's text; errors name `source`."""
+        """Parse the file's text; the error for text that is not JSON names `source`."""
         try:
             data = parse_json(text)
         except (ValueError, RecursionError) as error:
@@ -228,7 +228,7 @@ class Manifest:
         }
 
     def to_text(self) -> str:
-        """Return the file's text: one line per kernel, equal for equal content."""
+        """Return the file's text: one line per target and kernel, the same for the same content."""
         data = self.to_json()
         lists = {name: data.pop(name) for name in ("targets", "kernels")}
         text = json.dumps(data, indent=1).removesuffix("\n}")
@@ -242,7 +242,7 @@ def load_manifest(package: Path = PACKAGE) -> Manifest:
     """Read the manifest of the installed package.
 
     Raises:
-        ManifestError: The manifest is absent (the package runs from source, unbuilt) or malformed.
+        ManifestError: The manifest is absent (an unbuilt source tree), unreadable or malformed.
     """
     path = package / FILE_NAME
     try:
@@ -284,7 +284,7 @@ _FLAT: Final[dict[str, type | tuple[type, ...]]] = {
 
 
 def _read(kind: type[T], data: dict[str, Any]) -> T:
-    """Build a flat dataclass. Unknown keys are ignored: only newer versions know them."""
+    """Build a flat dataclass. Unknown keys are ignored: newer versions may write them."""
     told = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
     known = {name: data[name] for name in told if name in data}
     for name, value in known.items():

@@ -11,7 +11,7 @@ from ..product import FOLDER, IMPORTED_AS, PROGRAM
 
 _DEPTH: Final = 1 if IMPORTED_AS else 0  # 0: a toolkit without a package around it
 PACKAGE: Final = Path(errors.__file__).resolve().parents[_DEPTH]
-FOUND: Final = Path(errors.__file__).absolute().parents[_DEPTH]  # with symbolic links
+FOUND: Final = Path(errors.__file__).absolute().parents[_DEPTH]  # symbolic links not resolved
 DATA: Final = resources.files(IMPORTED_AS or FOLDER)  # works inside a zip file, too
 
 UNBUILT_HINT: Final = errors.hint_to_build(

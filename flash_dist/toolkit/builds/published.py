@@ -5,13 +5,12 @@ set     label      goes into the wheel's version, X+cu130.<label>: at most 10 of
         who        one line: for which GPUs
         toolkit    CUDA version that compiles it, the oldest suitable version of its major
         machine    CPU that runs it: x86_64, the default, or aarch64
-        budget_mb  largest wheel that the audit lets pass, in MB of 10^6 bytes: about twice what the
-                   first release has
+        budget_mb  largest wheel that passes the audit, in MB of 10^6 bytes
         wheel_mb   size of the last built wheel; may be absent
 proof   how far code of a target was proven on real hardware: `native` (it ran there), `jit` (its
         PTX ran on a newer GPU); a target not listed was assembled only
-picks   set of a client that asks for none, by machine: it must serve every GPU that any set for
-        this machine serves; `*` means every other client
+picks   by machine and client, the set for a client that asks for none: it must serve every GPU for
+        which a set of this machine has SASS; `*` means every other client
 
 Builds and the installed package read the same file. It is JSON, which every Python reads.
 """
@@ -148,7 +147,7 @@ def _name(path: Source | None) -> object:
 
 
 def _find_own() -> Any:  # noqa: ANN401 - a Source, or a file in a zip file
-    """Return the sets of the package, or of the project that a standalone toolkit serves."""
+    """Return the file of the package, or the sets of the project of a stand-alone toolkit."""
     if IMPORTED_AS:
         return DATA.joinpath(FILE_NAME)
     if PROJECT_FOLDER is None:

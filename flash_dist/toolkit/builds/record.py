@@ -66,7 +66,7 @@ def hash_member(wheel: Wheel, name: str) -> str:
 
 
 def _decode(text: str) -> str:
-    """Return a hash of RECORD, `sha256=<urlsafe base64>`, in hexadecimal; empty if malformed."""
+    """Return a hash of RECORD, `sha256=<urlsafe base64>`, in hexadecimal; empty for other text."""
     method, _, value = text.partition("=")
     if method != "sha256":
         return ""

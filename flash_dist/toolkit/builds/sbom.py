@@ -26,7 +26,7 @@ def find_differences(text: str, manifest: Manifest, files: Mapping[str, str]) ->
     Args:
         text: The bill of materials.
         manifest: The wheel's manifest.
-        files: SHA-256 of the wheel's libraries, by name.
+        files: SHA-256 of the wheel's libraries, by path in the wheel.
     """
     try:
         bill = _Bill(parse_json(text), manifest.product)
