@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 LICENSES: Final = "info/licenses/"
 _ABOUT: Final = "info/about.json"
 _FORMAT: Final = {"conda_pkg_format_version": 2}
-_TEXTS: Final = frozenset({"license", "summary", "home"})  # keys of about.json with text
+_TEXTS: Final = frozenset({"license", "summary", "home"})  # the only keys that about.json may have
 # Keys of index.json that are not checked.
 _TOLD: Final = frozenset({"arch", "license", "platform", "timestamp"})
 _PATH: Final = {"_path", "path_type", "sha256", "size_in_bytes"}
 
 
 def find_foreign_members(path: Path) -> Iterator[str]:
-    """Describe archive members that a client would miss, or unpack differently from this module.
+    """Describe members, headers and bytes of a package that our builds never write.
 
     Raises:
         KernelsError: An archive cannot be read.
@@ -68,7 +68,7 @@ def find_foreign_members(path: Path) -> Iterator[str]:
 
 
 def find_foreign_claims(package: CondaContents, file_name: str) -> Iterator[str]:
-    """Describe the metadata in a package that the wheel inside does not explain.
+    """Describe the metadata in a package that does not follow from the wheel inside.
 
     Raises:
         KernelsError: The wheel inside cannot be read.

@@ -2,10 +2,10 @@
 
 A driver chooses code from each fatbin separately, so a library that has a target may contain
 kernels without code for this target. A fatbin without kernels lacks nothing. Device linking makes
-one fatbin; the PTX for it is in the objects that were linked. Some libraries choose fatbins
-themselves. Then several fatbins count as one: fatbins that nothing registers, and fatbins of one
-target each whose kernel names differ only in the target. A kernel whose compiled name holds its
-target twice is meant for that target alone: `fwd_sm90_bf16_sm90a`.
+one fatbin; its PTX stays in the fatbins of the objects that were linked. Some libraries choose
+among their fatbins themselves. Then several fatbins count as one: fatbins that nothing registers,
+and fatbins of one target each whose kernel names differ only in the target. A kernel whose compiled
+name holds its target twice is meant for that target alone: `fwd_sm90_bf16_sm90a`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _AS_GOOD: Final = ("native", "family")
 
 
 def serves(arch: Arch, required: Arch) -> bool:
-    """Return True if code for `arch` can replace code for `required`: sm_90a replaces 9.0.
+    """Return True if code for `arch` can replace code for `required`: sm_90a replaces sm_90.
 
     `arch` must be compiled for the required compute capability, and run on every GPU that runs code
     for `required`: sm_100a does not replace sm_100, which also runs on 10.3. SASS of an older minor
-    version and PTX never replace a target.
+    version and PTX never replace another target. Nothing else replaces PTX or a suffixed target.
     """
     if arch == required:
         return True
@@ -66,7 +66,7 @@ def _unserved(arch: Arch, required: Arch) -> tuple[Device, ...]:
 
 
 def _describe_narrower(archs: Iterable[Arch], required: Arch) -> str:
-    """Say why code that almost matches a requirement does not count."""
+    """Say why code that almost matches a requirement does not count; empty without such code."""
     if required.suffix or required.ptx:
         return ""
     for arch in sorted(set(archs)):
@@ -79,12 +79,12 @@ def _describe_narrower(archs: Iterable[Arch], required: Arch) -> str:
 def find_missing(
     archs: Iterable[Arch], inspection: Inspection, *, allowed: re.Pattern[str] | None = None
 ) -> Iterator[str]:
-    """Describe the missing required targets, with the number and names of the fatbins.
+    """Describe each required target that some or all fatbins lack, and name some of these fatbins.
 
     Args:
         archs: The required targets.
         inspection: The library.
-        allowed: A fatbin may lack targets if a name of it matches this pattern.
+        allowed: A fatbin may lack targets if one of its names matches this pattern.
     """
     fatbins = _Fatbins.read(inspection)
     names = _name_fatbins(inspection)
@@ -135,9 +135,9 @@ def describe_by_name(archs: Sequence[Arch], inspection: Inspection) -> str:
 class _Fatbins:
     """The targets of each fatbin, by the number of its container."""
 
-    judged: Mapping[int, Sequence[Arch]]
-    with_kernels: Sequence[int]  # fatbins with kernels; all fatbins if no image was opened
-    together: Mapping[int, Sequence[Arch]]  # targets of all fatbins that count as one
+    judged: Mapping[int, Sequence[Arch]]  # linked fatbins; if there are none, relocatable ones
+    with_kernels: Sequence[int]  # fatbins with kernels; all fatbins if none is known
+    together: Mapping[int, Sequence[Arch]]  # with those that count as one with it
     complete: Sequence[Sequence[Arch]]  # targets of each object that was linked on the device
     bound: AbstractSet[int]  # fatbins whose kernels are meant for their single target
 
@@ -153,16 +153,19 @@ class _Fatbins:
         return cls(judged, _find_full(judged, inspection), together, complete, bound)
 
     def lacking(self, required: Arch, groups: Mapping[int, Sequence[Arch]]) -> list[int]:
-        """Return the fatbins that have kernels but lack a target."""
+        """Return the fatbins that have kernels, but lack a target in `groups`.
+
+        Fatbins that are meant for another target count only if all fatbins lack the required one.
+        """
         if required.ptx and self.complete and all(_has(one, required) for one in self.complete):
-            return []  # the driver links the library again for the GPU
+            return []  # the driver links the PTX of all objects again
         lacking = [one for one in self.with_kernels if not _has(groups[one], required)]
         meant = [one for one in lacking if one not in self.bound]
         return meant if len(lacking) < len(self.with_kernels) else lacking
 
 
 def _group(report: FatbinReport) -> dict[tuple[bool, int], list[Arch]]:
-    """Return the targets of each fatbin that holds code."""
+    """Return the targets of each fatbin with code, by relocatability and container."""
     groups = {
         place: [entry.arch for entry in images if entry.arch is not None]
         for place, images in report.groups().items()
@@ -175,7 +178,7 @@ def _has(archs: Iterable[Arch], required: Arch) -> bool:
 
 
 def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> list[int]:
-    """Find the fatbins that hold any kernel; other fatbins cannot lack a target."""
+    """Return the fatbins that hold any kernel, or else all; other fatbins cannot lack a target."""
     full = {kernel.container for kernel in inspection.kernels or ()}
     alone = inspection.report.unregistered
     found = [one for one in groups if one in full or (one in alone and not alone.isdisjoint(full))]
@@ -185,7 +188,7 @@ def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> 
 def _share_by_name(
     groups: Mapping[int, Sequence[Arch]], stems: Mapping[int, AbstractSet[str]]
 ) -> dict[int, Sequence[Arch]]:
-    """Add to each fatbin the targets of fatbins whose kernel names differ only in the target."""
+    """Return each fatbin's targets, with those of fatbins whose kernels differ only in target."""
     homes: defaultdict[str, list[int]] = defaultdict(list)
     for number, found in stems.items():
         for stem in found:
@@ -208,9 +211,10 @@ def _share_by_name(
 def _find_stems(
     groups: Mapping[int, Sequence[Arch]], inspection: Inspection
 ) -> tuple[dict[int, set[str]], set[int]]:
-    """Return the kernel names without their target, for fatbins in which each name holds a target.
+    """Return the kernel names without the target, by fatbin, for fatbins of one target.
 
-    Also return the fatbins in which every name holds its target more than once.
+    A fatbin is left out if one of its kernel names does not hold the target. Also return the
+    fatbins in which every name holds the target more than once.
     """
     targets = {
         number: set(archs)
@@ -236,9 +240,9 @@ def _find_stems(
 
 
 def _take_out(arch: Arch, name: str) -> tuple[str, int]:
-    """Remove the target (`sm90a`, `sm_90`, `compute_90`) from a name; also count its occurrences.
+    """Return a name without the target (`sm90a`, `sm_90`, `compute_90`), and how often it occurred.
 
-    NOTE: a mangled name has lengths in it, which change with the target.
+    NOTE: the name is demangled, because a mangled name has lengths that change with the target.
     """
     suffix = f"{arch.suffix}?" if arch.suffix else ""
     prefix = "(?:sm|compute|ptx)" if arch.ptx else "sm"

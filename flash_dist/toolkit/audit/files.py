@@ -1,4 +1,4 @@
-"""Lists the files that a wheel of this package may hold. Every other file is foreign.
+"""Checks that a wheel holds the files of its package, and no others.
 
 An installer puts everything in a wheel into site-packages: a `.pth` file runs with every Python, a
 folder `torch` replaces torch's files, `*.data/scripts` replaces programs in `bin`. So only the
@@ -29,7 +29,7 @@ _INSIDE: Final = re.compile(
 _MODULE: Final = re.compile(r"(.+)\.py")
 _INFO: Final = re.compile(r"([a-z][a-z0-9_]*)(-[A-Za-z0-9.+!_]+\.dist-info)/(.+)")
 _REQUIRED: Final = ("METADATA", "RECORD", "WHEEL")
-INSTALLER: Final = "INSTALLER"  # written by conda packages
+INSTALLER: Final = "INSTALLER"  # in the dist-info of conda packages
 
 
 def find_foreign_names(
@@ -40,7 +40,7 @@ def find_foreign_names(
     Args:
         names: Names of files and folders. The name of a folder ends with a slash.
         manifest: The wheel's `_build.json`.
-        more: Names allowed in the dist-info besides the names of every wheel.
+        more: Names allowed in the dist-info, in addition to those allowed in every wheel.
     """
     every = sorted(names)
     files = {name for name in every if not name.endswith("/")}
@@ -92,7 +92,7 @@ def _slashes(name: str) -> Iterator[int]:
 
 
 def find_foreign_kinds(members: Iterable[Member]) -> Iterator[str]:
-    """Describe members that are links or devices, or have unneeded permissions."""
+    """Describe links, devices, folders with contents, and permissions that no build gives."""
     for one in members:
         kind, allowed = stat.S_IFMT(one.mode), stat.S_IFREG
         if one.name.endswith("/"):

@@ -1,7 +1,7 @@
 """Checks that file name, dist-info, METADATA, WHEEL and `_build.json` describe one wheel.
 
-An installer reads each of them: the name for tags, METADATA for dependencies, WHEEL for where the
-files go.
+An installer reads all but the last: the file name for tags, METADATA for dependencies, WHEEL for
+where the files go.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SHOWN: Final = 100  # maximum characters of a line in a message
 _TAG: Final = re.compile(rf"{_ANY}-[a-z0-9_.]+")
 _INFO: Final = re.compile(r"([^/]+)\.dist-info/METADATA")
 _ONCE: Final = ("Metadata-Version", "Name", "Version", "Requires-Python")
-# The fields that our builds write. Other fields can make installers fetch more packages. Some
-# readers accept a malformed or encoded line as a header; others do not.
+# The form and the names of the fields that our builds write. Other fields can make installers fetch
+# more packages. Some readers accept a malformed or encoded line as a header; others do not.
 _HEADER: Final = re.compile(r"([A-Z][A-Za-z-]+): (?!.*=\?)[!-~](?:[ -~]*[!-~])?")
 _METADATA_HEADERS: Final = frozenset(
     {
@@ -137,7 +137,7 @@ def _find_odd_lines(name: str, text: bytes, allowed: frozenset[str]) -> Iterator
 
 
 def _is_text(line: bytes) -> bool:
-    """Tell if a line is text for people, without encodings or characters that terminals hide."""
+    """Tell if a line is a field of free text, all printable and without encoded words."""
     name, _, value = line.decode("utf-8", "surrogateescape").partition(": ")
     return name in _TEXTS and "=?" not in value and value.isprintable() and value == value.strip()
 

@@ -21,13 +21,13 @@ _PYTHON: Final = re.compile(r"_?Py[A-Z_]\w*")  # functions and types of CPython
 
 
 def read_floor(file_name: str) -> int | None:
-    """Return the oldest minor version of glibc in the tags: 34 for `manylinux_2_34`; else None."""
+    """Return the lowest minor version of glibc in the tags: 34 for `manylinux_2_34`, or None."""
     found = [int(match[1]) for match in _TAG.finditer(file_name)]
     return min(found, default=None)
 
 
 def find_glibc(wheel: Wheel, libraries: Iterable[str]) -> Iterator[int]:
-    """Yield x of each version GLIBC_2.x that the libraries of a wheel need."""
+    """Yield the minor version of each GLIBC_2.x that the libraries of a wheel need."""
     for _, library in _read(wheel, libraries):
         for version in library.versions_needed:
             match = _GLIBC.fullmatch(version.name)

@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from ..gpucode.cubin import KernelInfo
 
 _GENCODE = "-gencode="
-_ANY = "of another role"  # for kernels without a stated fallback role
+_ANY = "of another role"  # stands for all roles, if a role's fallbacks are unknown
 
 
 @dataclass(frozen=True)
 class TargetSize:
-    """Size that one target adds to the library."""
+    """Size of the images for one target in all libraries of a wheel."""
 
     target: str
     kernels: int
     images: int
-    packed: int  # compressed bytes in the file
+    packed: int  # compressed bytes in the libraries
     unpacked: int
 
 
@@ -63,7 +63,7 @@ class AuditResult:
         return not self.problems
 
     def target_sizes(self) -> tuple[TargetSize, ...]:
-        """Sum up the images by target, oldest first."""
+        """Return the sizes of the images summed by target, oldest target first."""
         groups: defaultdict[str, list[Image]] = defaultdict(list)
         for image in sorted(self.contents.images, key=_by_number):
             groups[str(image.entry.arch)].append(image)
@@ -117,7 +117,7 @@ def audit_contents(contents: WheelContents, *, budget_bytes: int | None = None) 
 
 
 def _name_problems(contents: WheelContents) -> Iterator[str]:
-    """Check that file name, METADATA and manifest state one version."""
+    """Check the versions in file name, METADATA and manifest, the version's label, and the tags."""
     manifest = contents.manifest
     try:
         _, version, _, tags = parse_wheel_filename(contents.file_name)
@@ -137,7 +137,7 @@ def _name_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _declared_problems(manifest: Manifest) -> Iterator[str]:
-    """Check that the manifest declares kernels for every target of the set and no other."""
+    """Check that each kernel is declared once, for the targets of the arch set and no others."""
     symbols = Counter((kernel.symbol, kernel.target) for kernel in manifest.kernels)
     yield from (
         f"{one} is declared {n} times for {arch}"
@@ -235,7 +235,7 @@ def _is_plain(image: Image, plain: set[str]) -> bool:
 
 
 def _linkage_problems(contents: WheelContents) -> Iterator[str]:
-    """Check that the libraries link the expected libraries, and that no library was added."""
+    """Check what each library needs, searches and exports, and that no library was added."""
     for name in sorted(set(contents.libraries) - contents.linkage.keys()):
         yield f"`{name}` is a library that is not declared"
     manifest, expected = contents.manifest, expected_linkage(contents.manifest)

@@ -50,7 +50,7 @@ class PublicKey:
 
     @property
     def name(self) -> str:
-        """The beginning of the id, and the last day on which the key is valid."""
+        """The beginning of the key's id, and the last day on which the key is valid."""
         return f"{self.keyid[:12]} (until {self.expires})"
 
     def _fields(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Release:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Remarks that are no shortfall but limit the verdict."""
+        """Remarks that are not problems, but limit what the verdict covers."""
         names = [one.name for one in self.inspections]
         unused = (
             f"no library is named like `{pattern}`, which has its own table"
@@ -157,7 +157,7 @@ def describe_renamed(inspection: Inspection) -> Iterator[str]:
 def is_own_wheel(path: Path) -> bool:
     """Return True if the names in a wheel show that a toolkit like this one built it.
 
-    A wheel with the name of this package counts as built by it, whatever the wheel holds.
+    A file that is named like a wheel of this package counts, whatever it holds.
     """
     if path.suffix != ".whl" or not path.is_file():
         return False

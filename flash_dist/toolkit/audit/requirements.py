@@ -55,7 +55,7 @@ class Requirements:
 
     archs: tuple[Arch, ...] = ()
     forbid_extra: bool = False  # forbid other targets
-    kernels: tuple[str, ...] = ()  # parts of names: kernels so named must exist, and be no stubs
+    kernels: tuple[str, ...] = ()  # parts of names: matching kernels must exist and be real
     no_stubs: re.Pattern[str] | None = None  # kernels whose names match must not be stubs
     max_bytes: int | None = None  # maximum size of the released file
     min_driver: Driver | None = None  # oldest driver that must load every image
@@ -134,7 +134,7 @@ def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> I
 
 
 def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterator[str]:
-    """Check that the oldest promised driver loads every image on the GPU of the image."""
+    """Say why `driver` would not run images on GPUs of their own compute capability."""
     reasons: dict[str, int] = {}
     for entry in entries:
         if entry.arch is not None:

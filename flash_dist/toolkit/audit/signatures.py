@@ -1,7 +1,8 @@
 """Verifies the signatures of a release, which prove the manifest and the origin of each file.
 
-`manifest.dsse.json` is beside `manifest.json`, `X.intoto.dsse.json` beside the statement of X: DSSE
-envelopes. The signed bytes in an envelope must equal the file beside the envelope. Fails closed.
+Signatures are in DSSE envelopes: `manifest.dsse.json` next to `manifest.json`, and for each file X
+`X.intoto.dsse.json` next to `X.intoto.json`, the statement of its provenance. An envelope must hold
+exactly the bytes of the file next to it. The checks fail closed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 MANIFEST_TYPE: Final = "application/vnd.fatwheel.manifest+json"
 STATEMENT_TYPE: Final = "application/vnd.in-toto+json"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
-PROVENANCE: Final = "provenance"  # folder of the statements; a download may lack it
+PROVENANCE: Final = "provenance"  # folder of the statements; else they are next to the manifest
 STATEMENT: Final = ".intoto.json"
 # Names of the files of a release; the first group is the project.
 _FILE: Final = re.compile(r"(.+?)(-[0-9].*)?\.(whl|conda|tar\.gz|pyz)")
@@ -61,7 +62,7 @@ class UnprovenError(KernelsError):
 
 
 def envelope_of(path: Path) -> Path:
-    """Return the envelope beside a signed file."""
+    """Return the path of the envelope next to a signed file."""
     return path.with_name(f"{path.name.removesuffix('.json')}.dsse.json")
 
 
@@ -69,16 +70,16 @@ def read_signed(path: Path, kind: str, keys: Sequence[PublicKey], day: date) -> 
     """Read a signed file.
 
     Args:
-        path: A JSON file, with its envelope beside it.
+        path: A JSON file, with its envelope next to it.
         kind: The payload type of its envelope.
         keys: The keys that may have signed the file.
         day: The day on which a key must be valid. A key is valid until the end of its last day.
 
     Returns:
-        The data in the file, and the name of the key.
+        The data in the file, and the name of the key that signed it.
 
     Raises:
-        UnprovenError: No valid key signed the file, or the file differs from its envelope.
+        UnprovenError: No valid key signed the file, it differs from its envelope, or is not JSON.
     """
     text = _read(path)
     envelope = _read_envelope(envelope_of(path), kind)
@@ -172,7 +173,9 @@ class SignedRelease:
         return Path(self.listing.source).parent
 
     def check(self, path: Path, sha256: str) -> tuple[CheckResult, ...]:
-        """Check one file of the release.
+        """Check one file of the release: signature, provenance and the files next to it.
+
+        Without a valid signature of the manifest, only this failure is returned.
 
         Args:
             path: The file.
@@ -184,7 +187,7 @@ class SignedRelease:
         return (self.signature, provenance, replace(self._check_release(path), name="release"))
 
     def _check_provenance(self, name: str, sha256: str) -> CheckResult:
-        """Check that a signed statement tells where the file comes from."""
+        """Check that a signed statement names the file, and the commit of the manifest."""
         places = [self.folder / PROVENANCE, self.folder]
         named = [place / f"{name}{STATEMENT}" for place in places]
         path = next(filter(Path.is_file, named), None)
@@ -206,7 +209,7 @@ class SignedRelease:
         return CheckResult("ok", f"made of commit {str(commit)[:12]}, says key {key}")
 
     def _check_release(self, path: Path) -> CheckResult:
-        """Check that no file of another release lies beside the file or beside the manifest."""
+        """Check that no file of another release is next to the file, manifest or statements."""
         places = (path.parent, self.folder, self.folder / PROVENANCE)
         folders = dict.fromkeys(place.resolve() for place in places if place.is_dir())
         found = [one for folder in folders for one in self._find_strangers(folder)]
@@ -236,7 +239,7 @@ def read_release(
 
     Raises:
         MissingExtraError: The library that verifies signatures is not installed.
-        ManifestError: There is no manifest.
+        ManifestError: The manifest is absent or malformed.
     """
     require_extra()
     listing, day = read_listing(manifest), day or today()
@@ -263,7 +266,7 @@ def _read_statement(data: Any, subject: Mapping[str, Any]) -> str:  # noqa: ANN4
 
 
 def _find_strangers(folder: Path, listing: Listing, project: str) -> Iterator[tuple[Path, str]]:
-    """Yield a project's files and statements in a folder that differ from the listing.
+    """Yield files in a folder that differ from the listing, or are of the project but not listed.
 
     Yields:
         The path of each file, and a sentence that says how it differs.

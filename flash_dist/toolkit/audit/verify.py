@@ -58,7 +58,7 @@ _SHOWN: Final = 10
 _BUILD_AGAIN: Final = hint_to_build(
     "build it again with `nox -s build_wheels`", "do not install it; download it again"
 )
-_SILENT: Final = (".tar.gz", ".pyz")  # files of a release that have no statement of their own
+_SILENT: Final = (".tar.gz", ".pyz")  # files of a release that list no contents
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _fail(summary: str, problems: Sequence[str], entry: Entry) -> CheckResult:
 
 
 def check_listing(name: str, sha256: str, size: int, listing: Listing | None) -> CheckResult:
-    """Check that this is the file that the release lists."""
+    """Check that a release lists a file with this name, hash and size; skip without a listing."""
     if listing is None:
         summary = "not compared with a release: no manifest was named"
         return CheckResult("skip", summary, data={"sha256": sha256})
@@ -216,7 +216,7 @@ def check_listing(name: str, sha256: str, size: int, listing: Listing | None) ->
 
 
 def check_paths(package: CondaContents) -> CheckResult:
-    """Check that a conda package holds exactly the files that its paths.json lists."""
+    """Check that a conda package holds exactly what its paths.json lists, in `site-packages/`."""
     damage = list(find_path_damage(package))
     if damage:
         return _fail("files of the conda package differ from its paths.json", damage, VERIFY_RECORD)
@@ -224,7 +224,7 @@ def check_paths(package: CondaContents) -> CheckResult:
 
 
 def check_archive(path: Path) -> CheckResult:
-    """Check that every byte belongs to one regular file that all readers read in the same way."""
+    """Check that each byte of a wheel belongs to one regular file, the same for all readers."""
     with open_file(path) as file:
         members, problems = read_members(file)
     problems = (*problems, *find_foreign_kinds(members))
@@ -234,7 +234,7 @@ def check_archive(path: Path) -> CheckResult:
 
 
 def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
-    """Check that a wheel holds only a dist-info and the files that its build lists."""
+    """Check that a wheel holds exactly a dist-info and the files that its build lists."""
     with open_wheel(path) as wheel, open_file(path) as file:
         manifest = read_manifest_in(wheel)
         names = {*wheel.names, *list_names(file)}  # zipfile omits folders and cuts names at NUL
@@ -278,7 +278,7 @@ def check_package(package: CondaContents, path: Path) -> CheckResult:
 
 
 def check_record(path: Path) -> CheckResult:
-    """Check that a wheel holds exactly the files that RECORD lists."""
+    """Check that a wheel holds exactly the files that RECORD lists, with their hashes and sizes."""
     with open_wheel(path) as wheel:
         damage = list(find_damage(wheel))
         files = len(wheel.names)
@@ -288,7 +288,7 @@ def check_record(path: Path) -> CheckResult:
 
 
 def check_audit(path: Path) -> CheckResult:
-    """Check that a wheel holds the kernels that its manifest declares."""
+    """Check that a wheel passes the audit: its code and libraries are as its manifest declares."""
     contents = read_contents(path)
     result = audit_contents(contents)
     if not result:
@@ -307,7 +307,7 @@ def check_audit(path: Path) -> CheckResult:
 
 
 def check_sbom(path: Path) -> CheckResult:
-    """Check that a wheel holds a bill of materials of its libraries."""
+    """Check that a wheel holds a bill of materials that matches its libraries and manifest."""
     with open_wheel(path) as wheel:
         manifest, naming = read_manifest_in(wheel), find_naming(wheel.names) or OWN
         bill = bill_name(naming.name)

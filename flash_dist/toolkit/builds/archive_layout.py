@@ -241,7 +241,7 @@ def find_foreign_headers(file: IO[bytes]) -> Iterator[str]:
     """Describe entries and bytes of a tar archive that no package of ours holds.
 
     Raises:
-        FatbinError: A number in a header is malformed, or the compressed data is damaged.
+        FatbinError: A number in a header is malformed.
     """
     budget = MAX_BYTES
     for _ in range(MAX_HEADERS):

@@ -47,7 +47,7 @@ def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
     """Return the machine and the lowest glibc version in the tags of a wheel.
 
     Raises:
-        AuditError: The tags that our builds could write name no machine, or several.
+        AuditError: The tags `py3-none-manylinux_*` name no supported machine, or several.
     """
     told = tuple(tags)
     found = [match for match in map(_TAG.fullmatch, told) if match and match[3] in SUBDIRS]
