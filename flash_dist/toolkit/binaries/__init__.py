@@ -1,1 +1,1 @@
-"""Readers of untrusted bytes: files, archives, ELF, PE and names. They know nothing of GPUs."""
+"""Readers of untrusted bytes: archives, ELF, PE, JSON, C++ names. They decode no GPU code."""

@@ -41,7 +41,7 @@ def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Memb
     """Yield the members in order, without symbol and name tables.
 
     Raises:
-        FatbinError: The file is not an archive, is damaged, or is a thin archive without files.
+        FatbinError: The file is not an archive, is damaged, or is a thin archive (only names).
     """
     end = file.seek(0, 2)
     file.seek(0)
@@ -91,7 +91,7 @@ def _read_header(file: IO[bytes], place: int, end: int) -> tuple[bytes, int]:
 def _name_member(
     file: IO[bytes], name: bytes, names: bytes, place: int, size: int
 ) -> Member | None:
-    """Return a member with its long name; None for a BSD symbol table."""
+    """Return a member under its full name; None for a BSD symbol table."""
     skipped = 0
     if name[:1] == b"/" and name[1:].isdigit():
         name = _long_name(names, int(name[1:]))

@@ -58,7 +58,7 @@ _SHARED: ContextVar[dict[Work, int] | None] = ContextVar("shared", default=None)
 
 @contextmanager
 def one_command() -> Iterator[None]:
-    """Let all files that are opened in the block use one shared allowance."""
+    """Let all files that are opened in the block draw on one shared allowance."""
     token = _SHARED.set(_all_shared())
     try:
         yield
@@ -94,7 +94,8 @@ class Budget:
         """Count some work.
 
         Raises:
-            LimitError: The work exceeds what is left of the file's and of the shared allowance.
+            LimitError: This or earlier work exceeds what was left of the file's and the shared
+                allowance.
         """
         missing = max(0, amount - self._own[work])
         if missing > self._shared[work] and not self._refusal:

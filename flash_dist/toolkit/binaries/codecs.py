@@ -1,6 +1,6 @@
-"""Unpack the images of a fat binary: LZ4 blocks and zstd frames, never past the declared size.
+"""Unpacks LZ4 blocks and zstd data of fat binaries and packages, in bounded memory.
 
-Sources: the LZ4 block format description (lz4 project); `compression.zstd` of the Python library.
+Sources: the LZ4 block format description (lz4 project); Python's module `compression.zstd`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _MIN_MATCH = 4
 
 
 def decompress(codec: Codec, data: bytes, size: int) -> bytes:
-    """Unpack data of a declared size, and check that it has exactly that size.
+    """Unpack data, and check that it has exactly the declared size.
+
+    Data of the codec `none` is returned as it is, unchecked.
 
     Raises:
         FatbinError: The data is damaged, has another size, or is larger than any real image.
@@ -57,7 +59,7 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
 
 
 def decompress_zstd(data: bytes, size: int) -> bytes:
-    """Unpack one zstd frame, reading at most one byte more than the size allows."""
+    """Unpack one zstd frame, to at most one byte more than `size`."""
     zstd, options = _import_zstd()
     decoder = zstd.ZstdDecompressor(options=options)
     try:
@@ -74,10 +76,10 @@ def decompress_zstd(data: bytes, size: int) -> bytes:
 def read_zstd_frame(
     data: FileView, budget: Budget, is_wanted: Callable[[bytes], bool]
 ) -> tuple[int, bytes]:
-    """Unpack the first frame of some data, and return its length and contents.
+    """Unpack the first frame of some data, and return its packed length and its contents.
 
     Raises:
-        FatbinError: The frame is damaged, or its contents do not begin with the wanted bytes.
+        FatbinError: The frame is damaged or too large, or `is_wanted` rejects its first 64 bytes.
     """
     zstd, options = _import_zstd()
     decoder = zstd.ZstdDecompressor(options=options)
@@ -124,7 +126,7 @@ def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def _import_zstd() -> tuple[ModuleType, dict[int, int]]:
-    """Return Python's zstd module, and the options for its decompressors."""
+    """Return Python's zstd module, and options for its decompressors that bound the window."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd  # noqa: PLC0415  (absent on a broken install)
@@ -154,7 +156,7 @@ def decompress_lz4_in_c(data: bytes, size: int) -> bytes:
 
 
 def decompress_lz4(data: bytes, size: int) -> bytes:
-    """Unpack one raw LZ4 block, stopping as soon as it exceeds the size."""
+    """Unpack one raw LZ4 block; reject a match that would exceed `size`."""
     out = bytearray()
     place, end = 0, len(data)
     try:
@@ -176,7 +178,7 @@ def decompress_lz4(data: bytes, size: int) -> bytes:
 
 
 def _read_length(data: bytes, place: int, length: int) -> tuple[int, int]:
-    """Return a length (a nibble plus bytes, up to a byte below 255) and the offset after it."""
+    """Return a length and the offset after it: a nibble, if full plus bytes up to one below 255."""
     if length == _NIBBLE_FULL:
         while data[place] == _LENGTH_CONTINUES:
             length += _LENGTH_CONTINUES

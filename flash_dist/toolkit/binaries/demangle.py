@@ -1,7 +1,7 @@
 """Demangles C++ names with libstdc++.
 
-A name of 230 characters can unpack to 140 million, so the demangler runs in a child process, which
-is stopped if a name takes too much time or memory. That child runs this module as a script.
+A name of 230 characters can demangle to 140 million, so the demangler runs in a child process,
+which is stopped if a name takes too much time or memory. The child runs this module as a script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_NAME: Final = 64 * 1024
 MAX_DEMANGLED: Final = 1 << 20
 MAX_MEMORY: Final = 1 << 30  # address space of the child
 MAX_SECONDS: Final = 1.0  # seconds per name in the child; a long name takes 0.001
-PATIENCE: Final = 10.0  # seconds until the child answers, also on a busy machine
+PATIENCE: Final = 10.0  # maximum seconds until the child answers, even on a busy machine
 MAX_FAILURES: Final = 3  # crashes of the child, after which names stay mangled
 
 _MANGLED = re.compile(r"_Z[\w$.]+", re.ASCII)
@@ -51,7 +51,7 @@ def demangle(name: str) -> str:
 def short_name(demangled: str) -> str:
     """Return a demangled name without its return type and arguments.
 
-    If the name is still mangled, return its plain part in front of template arguments.
+    If a nested name is still mangled, return its identifiers: `cutlass::device_kernel<...>`.
     """
     if demangled.startswith(_NESTED):
         return _read_nested(demangled)
@@ -107,7 +107,7 @@ def _walk(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 class _Child:
-    """The demangling process. It starts with the first name, and stays off if it keeps crashing."""
+    """The demangling process. It starts with the first name, and stays off after some failures."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -144,7 +144,7 @@ class _Child:
 
 
 def _exchange(process: subprocess.Popen[bytes], name: str) -> str:
-    """Send a name as one line, and read the answer, one line."""
+    """Send a name as one line, and return the one line that the child answers."""
     if process.stdin is None or process.stdout is None:
         return ""
     process.stdin.write(name.encode() + b"\n")
@@ -182,7 +182,7 @@ def serve() -> None:
 
 
 def load() -> Callable[[bytes], bytes]:
-    """Return the demangler of libstdc++; if that is absent, a function that refuses every name."""
+    """Return the demangler of libstdc++, or a function that returns no name if that is absent."""
     try:
         function = ctypes.CDLL(LIBRARY)["__cxa_demangle"]
         free = ctypes.CDLL(None)["free"]

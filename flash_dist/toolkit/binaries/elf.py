@@ -26,7 +26,7 @@ SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 MAX_SECTIONS = 1_000_000
 LONG_NAME = 64  # bytes; longer names count as several symbols
-MAX_OVERLAP = 16  # names may share endings; hostile files share one long ending
+MAX_OVERLAP = 16  # bytes of names read per byte of their table: names may share endings
 
 LOADED, EXECUTABLE = 2, 4  # flags of a section
 _CLASS64_LITTLE = b"\x02\x01"
@@ -103,7 +103,7 @@ def _read_sections(
     data: Buffer, table: int, count: int, names: int, budget: Budget
 ) -> tuple[Section, ...]:
     first = unpack(_SECTION, data, table)
-    # More than 65279 sections: the real numbers are in the first section header.
+    # With more than 65279 sections, both real values are in the first section header.
     count = count or first[5]
     names = first[6] if names == SHN_XINDEX else names
     if count > MAX_SECTIONS or table + count * _SECTION.size > len(data):
@@ -154,7 +154,7 @@ def _slice(data: Buffer, offset: int, size: int) -> bytes:
 
 
 class StringTable:
-    """NUL-terminated names; rejects reads that in total are much longer than the table."""
+    """NUL-terminated names; rejects reads that in total exceed MAX_OVERLAP times the table."""
 
     def __init__(self, data: bytes, budget: Budget | None = None) -> None:
         self._data = data

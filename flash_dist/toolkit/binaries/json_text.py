@@ -12,7 +12,7 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
     """Parse JSON, and reject texts that two readers may read differently.
 
     Raises:
-        ValueError: The text is not JSON, or an object has a name twice, or a number is not valid.
+        ValueError: The text is not JSON, has a key twice in one object, or holds NaN or Infinity.
         RecursionError: The text is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=_require_unique, parse_constant=_refuse_constant)

@@ -104,7 +104,7 @@ def _read_name(raw: bytes, strings: StringTable | None) -> str:
 
 
 def _read_strings(data: Buffer, start: int, budget: Budget | None) -> StringTable | None:
-    """Return the string table, with the size field that offsets include; None if there is none."""
+    """Return the string table from its size field on, where offsets start; None if unusable."""
     if not 0 < start <= len(data) - _STRINGS_SIZE.size:
         return None
     size = unpack(_STRINGS_SIZE, data, start)[0]

@@ -57,7 +57,7 @@ def read_platform(data: Buffer) -> Platform:
 
 
 def is_shared(data: Buffer) -> bool:
-    """Tell if this is a dynamically loaded ELF file: no object, no archive, no cubin."""
+    """Tell if the data is an ELF shared object (ET_DYN), not an object file or cubin."""
     return len(data) >= _HEADER_BYTES and data[:4] == ELF_MAGIC and data[16] == _ET_DYN
 
 
@@ -115,7 +115,7 @@ class Segments:
         self._budget = MAX_OVERLAP * max(min(self.first(_DT_STRSZ) or 0, len(data)), MAX_NAME)
 
     def first(self, tag: int) -> int | None:
-        """Return the first value of a tag of the dynamic section."""
+        """Return the first value of a tag of the dynamic section; None if there is none."""
         return next(iter(self._dynamic.get(tag, ())), None)
 
     def names(self, tag: int) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class Segments:
         return unpack(form, self.data, place)
 
     def follow(self, tag: int, form: Struct, step: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield the entries of a linked list; one field of each is the distance to the next."""
+        """Yield offset and fields of each list entry; field `step` is the distance to the next."""
         address = self.first(tag)
         place = self.locate(address) if address is not None else None
         for _ in range(MAX_ENTRIES):

@@ -156,9 +156,9 @@ class SharedObject:
         yield from _SYMBOL.iter_unpack(table[: len(table) // _SYMBOL.size * _SYMBOL.size])
 
     def _count(self, address: int) -> int:
-        """Return the number of symbols, which only the hash tables tell.
+        """Return the number of symbols. No tag of the dynamic section holds it, but hash tables do.
 
-        NOTE: an empty GNU hash table does not tell the number; the section header, if any, does.
+        NOTE: an empty GNU hash table does not tell the number; a section header, if any, does.
         """
         table = self._image.first(_DT_HASH)
         if table is not None:
@@ -215,7 +215,7 @@ class _HashTable:
             raise FatbinError(message)
 
     def candidates(self, name: str) -> Iterator[int]:
-        """Yield the indices of the symbols whose GNU hash equals that of a name."""
+        """Yield the indices of the symbols whose GNU hash, except bit 0, is that of a name."""
         value = hash_name(name.encode())
         place = self._filter_at + _U64.size * (value // 64 % self._words)
         word = self._image.unpack(_U64, place)[0]

@@ -54,7 +54,8 @@ def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Memb
     """Yield the regular files in order, without links and folders.
 
     Raises:
-        FatbinError: The archive is damaged, or exceeds a budget.
+        FatbinError: The archive is damaged, holds sparse files or too large headers, or exceeds the
+            budget.
     """
     budget = budget or Budget(MAX_TOTAL_BYTES)
     stream = _Stream(file, budget)

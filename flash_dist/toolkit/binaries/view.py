@@ -90,7 +90,7 @@ class FileView:
 
     @property
     def stored(self) -> int:
-        """Bytes of the file that are stored on disk, without holes."""
+        """Upper bound of the bytes of this view that are stored on disk, outside of holes."""
         return min(self._size, self._handle.stored)
 
     def _skip_hole(self, start: int) -> int:
@@ -181,7 +181,7 @@ Buffer = bytes | FileView
 
 
 def unpack(form: Struct, data: Buffer, place: int = 0) -> tuple[Any, ...]:
-    """Read numbers at a checked offset."""
+    """Read numbers in the format `form` at an offset, which the caller has checked."""
     if isinstance(data, FileView):
         return form.unpack(data[place : place + form.size])
     return form.unpack_from(data, place)

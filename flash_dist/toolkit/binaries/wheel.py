@@ -76,7 +76,7 @@ class Wheel:
         return b"".join(self._chunks(name, MAX_TEXT_BYTES))
 
     def head(self, name: str) -> bytes:
-        """Return the first bytes of a member; empty if it cannot be unpacked."""
+        """Return the first 16 bytes of a member; empty if it cannot be unpacked."""
         try:
             return next(read_chunks(self._archive, self._info(name)), b"")[:_HEAD]
         except (FatbinError, *_BROKEN):
@@ -94,7 +94,7 @@ class Wheel:
         return info
 
     def _chunks(self, name: str, most: int) -> Iterator[bytes]:
-        """Yield the contents; zipfile itself stops at the declared size and checks the CRC."""
+        """Yield the contents; `read_chunks` checks the declared size and the CRC."""
         info = self._info(name)
         if info.file_size > most:
             inside = f"`{name}` in `{self.path}`"
@@ -119,7 +119,7 @@ def open_wheel(
     Args:
         path: The file.
         kind: The word for the file in messages.
-        budget: Limit on the work. None: a limit that follows from the file's size.
+        budget: Limit on the work, by default one that follows from the file's size.
 
     Raises:
         FatbinError: The file is not a wheel, or holds names that no valid wheel has.

@@ -2,7 +2,7 @@
 
 `cuInit` cannot be undone: a process that has called it leaves its forked children (a DataLoader's
 workers, multiprocessing on Linux) without CUDA. NVML cannot replace `cuInit`: NVML ignores CUDA's
-order and variables.
+device order and environment variables.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 TIMEOUT: Final = 120.0  # seconds; a driver without persistence mode starts each GPU again
 
-# Variables that change what CUDA finds: CUDA's, a container's and the loader's.
+# Prefixes of variables that change what CUDA finds: those of CUDA, containers and the loader.
 _PREFIXES = ("CUDA_", "NVIDIA_", "LD_")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
-# Child without site packages and without the working folder: fast and predictable.
+# Code of the child, which has neither site packages nor the working folder on its path.
 _CHILD = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); "
     "runpy.run_module(sys.argv[2], run_name='__main__')"
@@ -37,9 +37,10 @@ _answers: Final[dict[tuple[tuple[str, str], ...], Cuda]] = {}
 
 
 def read_cuda_apart() -> Cuda:
-    """Return the result of `read_cuda` without starting CUDA in this process; cache the result.
+    """Return the result of `read_cuda` without starting CUDA in this process.
 
-    If this process already uses CUDA, this process asks the driver.
+    A result that is not `broken` is cached. If this process already uses CUDA, or Python is
+    embedded in another program, this process asks the driver.
     """
     if uses_cuda():
         return read_cuda()

@@ -39,8 +39,8 @@ def count_cores(root: Path = Path("/")) -> int:
 def read_free_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes that this process may still allocate; None if no file tells.
 
-    The page cache counts against a group's limit, but the kernel drops it before the limit is hit:
-    its inactive files count as free.
+    The page cache counts against a group's limit, but the kernel drops it before the limit is hit,
+    so the group's inactive file pages count as free.
     """
     match = re.search(r"^MemAvailable:\s+([0-9]+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
     found = [int(match[1]) << 10] if match else []
@@ -71,7 +71,7 @@ def _find_groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _read_droppable(group: Path) -> int:
-    """Return the bytes of files that the kernel drops first, in this group and the groups below."""
+    """Return the bytes of inactive cached files, of this group and the groups below."""
     stat = _read(group / "memory.stat")
     found = re.findall(r"^(?:total_)?inactive_file ([0-9]+)$", stat, re.MULTILINE)
     return max(map(int, found), default=0)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 WSL_FOLDER: Final = "/usr/lib/wsl"
 DEFAULT_LIMIT: Final = 1 << 30  # bytes of the JIT cache
 
-# All kernels of one target have 1.6 MB of SASS (set `all`). This leaves room for growth.
+# A JIT cache with less room counts as too small for the compiled kernels.
 ENOUGH_BYTES: Final = 16 << 20
 
 # Folders of libcuda on systems whose loader does not know them.
@@ -64,7 +64,7 @@ class DeviceFile:
 
 @dataclass(frozen=True)
 class JitCache:
-    """The folder of the JIT's cache; `absent` means that the driver can create it."""
+    """The folder of the JIT cache. Status `absent` means that the driver can create the folder."""
 
     folder: str
     status: Literal["writable", "absent", "read-only", "homeless"]
@@ -153,7 +153,7 @@ def gather_host(
     """Describe the host. Call this after `read_cuda`, to report the loaded file of libcuda.
 
     Args:
-        environ: Variables of this process.
+        environ: Environment variables of this process.
         root: The root directory; another directory in tests.
         may_use: Function like `os.access`.
         nvml: Function that asks NVML.
@@ -223,7 +223,7 @@ def read_jit_cache(
 
 
 def find_cache_problem(variables: Mapping[str, str], cache: JitCache | None) -> Finding | None:
-    """Say what prevents caching; None if nothing does, or if the cache was not examined."""
+    """Say what prevents caching; None if nothing does. If `cache` is None, judge variables only."""
     if is_set(variables, "CUDA_CACHE_DISABLE"):
         fix = "`unset CUDA_CACHE_DISABLE`"
         return Finding(JIT_CACHE_DISABLED, "CUDA_CACHE_DISABLE is set", fix=fix)

@@ -60,7 +60,7 @@ def read_install_files(
 
     Args:
         package: The folder of the package that runs, as Python found it: uv, pex, Nix and Spack
-            install links, and pip's record lies beside these.
+            install links, and pip's record is next to the links.
         search_path: Folders in which Python looks for packages; sys.path when None.
     """
     folder = package.absolute().parent
@@ -94,7 +94,7 @@ def _find_record(
     """Find the RECORD of an installed wheel. A build in the sources leaves no RECORD.
 
     Returns:
-        The file, or None if there is none; and its contents, or None if they cannot be read.
+        The file, or None if there is none; and the files that it lists, or None if unreadable.
     """
     record = next(iter(sorted(folder.glob(f"{name}-*.dist-info/RECORD"))), None)
     if record is None:
@@ -118,8 +118,8 @@ def _find_copies(package: Path, places: Iterable[str]) -> Iterator[str]:
 def _is_source_tree(folder: Path, first: Path) -> bool:
     """Tell if a folder holds sources and is first on Python's path, as if Python started there.
 
-    `python -m` puts its working folder before all installed packages. A copy of the package alone
-    has no csrc/ beside it, and no build in it.
+    `python -m` puts its working folder before all installed packages. Sources are recognised by
+    csrc/kernels.toml next to the package, or by the absence of built kernels in it.
     """
     if first.resolve() != folder.resolve():
         return False
@@ -135,7 +135,7 @@ def _is_cache(path: PurePath) -> bool:
 def _judge(
     folder: Path, file: metadata.PackagePath
 ) -> Literal["sound", "missing", "changed", "unreadable"]:
-    """Compare a file with the size and hash of the record; without a hash, do not judge."""
+    """Compare a file with the size and hash in the record, as far as the record states them."""
     path = folder / str(file)
     try:
         size = path.stat().st_size
@@ -157,7 +157,7 @@ def _hash(path: Path, mode: str) -> str:
 
 
 def _find_leftovers(package: Path, known: Iterable[str]) -> Iterator[str]:
-    """Yield package files that this version did not install, and remains of a broken pip run."""
+    """Yield package files that the record does not list, and remains of an interrupted pip run."""
     recorded = set(known)
     folder = package.parent
     for path in package.rglob("*"):

@@ -1,4 +1,4 @@
-"""The installed build: the contents of its manifest and of its library."""
+"""The installed build: the contents of its manifest and of its libraries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Installed:
-    """The installed build. A problem is an empty text if the manifest or library could be read."""
+    """The installed build. Each problem is empty if the manifest, or library, could be read."""
 
     build: Build | None = None  # from the library if it can be read, else the manifest
     library: str = ""  # path; empty if there is none
@@ -133,7 +133,7 @@ def combine(
 def read_embedded(
     library: Path, toolkit: str | None, manifest: Manifest | None = None
 ) -> tuple[Variant, ...]:
-    """Read our kernels in a library, with the targets of the images themselves.
+    """Read our kernels in a library; the target of a kernel is that of its image.
 
     Args:
         library: The file.

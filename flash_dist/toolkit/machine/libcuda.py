@@ -34,7 +34,7 @@ _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU in CUDA's order, or an imagined GPU of a what-if."""
+    """One GPU in CUDA's order, or an imagined GPU, as with `--gpu`."""
 
     index: int
     name: str
@@ -127,13 +127,13 @@ def read_cuda() -> Cuda:
 
 
 def read_release() -> str:
-    """Read the release of the kernel module, such as `580.65.06`; empty if unknown."""
+    """Read the driver's release from /proc or NVML, such as `580.65.06`; empty if unknown."""
     text = read_if_possible(_KERNEL_MODULE)
     return parse_release(text) if text else read_driver_release()
 
 
 def parse_release(text: str) -> str:
-    """Find the release in `/proc/driver/nvidia/version`."""
+    """Find the release in the text of `/proc/driver/nvidia/version`; empty if there is none."""
     match = re.search(r"Kernel Module\D*?(?:for \S+\s+)?([0-9]{3,4}(?:\.[0-9]+)+)", text)
     return match[1] if match else ""
 

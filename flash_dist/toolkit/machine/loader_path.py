@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 CACHE: Final = Path("/etc/ld.so.cache")
-# Values of $LIB.
+# Values of the loader's token $LIB on common systems.
 LIB_FOLDERS: Final = ("lib64", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
 FOLDERS: Final = tuple(Path(root, folder) for root in ("/", "/usr") for folder in LIB_FOLDERS)
 
@@ -35,12 +35,12 @@ _PATH_FIELD = 5  # index of the path in a line of /proc/self/maps
 
 @dataclass(frozen=True)
 class LoaderPath:
-    """The folders in which this process finds libraries. Tests use a root other than "/"."""
+    """Inputs of the loader's search in this process. Tests use a root other than "/"."""
 
     root: Path
     platform: Platform | None  # of this process; None: not an ELF system
     named: tuple[Path, ...]  # LD_LIBRARY_PATH
-    cache: Mapping[str, tuple[Path, ...]]
+    cache: Mapping[str, tuple[Path, ...]]  # files by library name
 
     @classmethod
     def read(cls, environ: Mapping[str, str], root: Path) -> LoaderPath:
@@ -112,7 +112,7 @@ def _read_platform_of(path: Path) -> Platform | Literal["none"] | None:
 
 
 def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
-    """Read the file that `ldconfig` found for each name; empty if there is no cache."""
+    """Return the files that `ldconfig` found, by library name; empty if there is no cache."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_CACHE_BYTES)

@@ -67,7 +67,7 @@ class PhysicalGpu:
 
 @dataclass(frozen=True)
 class Nvml:
-    """NVML's answer.
+    """The GPUs that NVML reports.
 
     `absent` means that the library was not found, `broken` that it does not load or that a call
     failed. `reason` describes the failure.
@@ -219,20 +219,20 @@ def _read_instances(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> list[MigInstance
 
 @dataclass(frozen=True)
 class Reading:
-    """NVML's values at one moment; None if unavailable."""
+    """Values of one GPU at one moment, from NVML; None if unavailable."""
 
     clock_mhz: int | None = None  # of the multiprocessors
     power_w: float | None = None  # of the whole board
 
 
 class Gauge:
-    """Reads one GPU. Readings are None if NVML, the GPU or a value is unavailable.
+    """Reads clock and power of one GPU; None if NVML, the GPU or the value is unavailable.
 
     NVML stays initialised for the life of the process: a reading then takes microseconds.
     """
 
     def __init__(self, uuid: str, library: str = LIBRARY) -> None:
-        """Find the GPU by its name in nvidia-smi, `GPU-...`."""
+        """Find the GPU by its UUID in the form of nvidia-smi, `GPU-...`."""
         self._handle = ctypes.c_void_p()
         self._nvml: ctypes.CDLL | None = None
         try:
@@ -256,7 +256,7 @@ class Gauge:
         return clock.value if _try_call(nvml, "nvmlDeviceGetClockInfo", *arguments) else None
 
     def _read_power(self, nvml: ctypes.CDLL) -> float | None:
-        """Return the current power; if that is not available, the mean over a second."""
+        """Return the current power in watts; if unavailable, the mean over a second; else None."""
         field = _FieldValue(field=_POWER_INSTANT)
         one = ctypes.c_int(1)
         known = _try_call(nvml, "nvmlDeviceGetFieldValues", self._handle, one, ctypes.byref(field))

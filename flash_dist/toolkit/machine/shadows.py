@@ -1,7 +1,7 @@
 """Finds a folder or file that Python imports instead of an installed package.
 
 `python -m` searches its working folder first, and then the folders in PYTHONPATH: a script called
-`torch.py` in one of them hides torch.
+`torch.py` in one of them shadows torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Shadow:
 
     @property
     def sentence(self) -> str:
-        """A sentence that describes the problem."""
+        """A sentence that says which file is imported instead of which package."""
         return (
             f"`import {self.name}` loads {self.file}, which comes before {self.name} "
             f"{self.version} in {self.installed}"
@@ -39,7 +39,7 @@ class Shadow:
 
 
 def find_shadow(name: str) -> Shadow | None:
-    """Find what hides an installed package; None if nothing does. Imports nothing."""
+    """Find what shadows an installed package; None if nothing does. Nothing is imported."""
     try:
         distribution = metadata.distribution(name)
         spec = PathFinder.find_spec(name)

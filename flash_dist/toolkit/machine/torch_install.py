@@ -38,7 +38,7 @@ _ARCH_LIST = re.compile(rb"\0((?:(?:sm|compute)_[0-9]{2,3}[af]?(?: |(?=\0)))+)(?
 
 @dataclass(frozen=True)
 class TorchCopy:
-    """One of several torches that Python could find."""
+    """One of several installed copies of torch that Python could find."""
 
     version: str
     cuda: str  # "13.0"; empty for a CPU build
@@ -65,7 +65,7 @@ class Torch:
         """Return the step that leads to a usable torch.
 
         Args:
-            oldest: Torch that the build needs.
+            oldest: The oldest torch version that the build supports; empty if unknown.
         """
         return self.fix or torch_fix(oldest)
 
@@ -175,7 +175,7 @@ class TorchCode:
 
 
 def read_torch_code(folder: Path | None = None) -> TorchCode:
-    """Read the headers of GPU code in a folder of libraries, by default the folder of torch."""
+    """Read the headers of GPU code in `libtorch_cuda*.so`, and torch's own list of targets."""
     folder = folder or find_torch_libraries()
     if folder is None:
         return TorchCode(reason="torch is not installed, or has no libraries")
@@ -189,7 +189,7 @@ def read_torch_code(folder: Path | None = None) -> TorchCode:
 
 
 def read_arch_list(library: Path) -> tuple[Arch, ...]:
-    """Find the result of get_arch_list(); empty if torch has no such text."""
+    """Find the result of torch.cuda.get_arch_list() in a library; empty if it is not there."""
     if not library.is_file():
         return ()
     with open_file(library) as file, closing(FileView(file)) as data:
