@@ -127,7 +127,7 @@ def _require_subcommand(given: Sequence[str]) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports wrong usage in the form of every other error."""
+    """Parser that reports wrong usage in the form of all other errors."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing; `main` prints."""
@@ -135,7 +135,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(names: Sequence[str] = SUBCOMMANDS) -> Parser:
-    """Build the parser from the modules of these subcommands, which it imports."""
+    """Return a parser for these subcommands; import only their modules."""
     parser = Parser(prog=spell(PROGRAM), description=PRODUCT.summary)
     parser.add_argument("--version", action="version", version=f"{NAME} {read_version()}")
     subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)

@@ -41,7 +41,7 @@ values for libraries of such names: require, forbid-extra, allow-missing, no-stu
 exit status: 0 passed, 1 a requirement is not met, 2 wrong usage or unreadable
 """
 
-_BEHIND_TAG = 8  # column at which the sentence begins
+_BEHIND_TAG = 8  # column at which the sentence after a tag begins
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -107,7 +107,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audit a release, print the result and return the exit code."""
+    """Audit each path, print the results and return the exit code."""
     asked = AuditOptions(**{name: getattr(args, name) for name in OPTIONS})
     options = asked.over(read_options(Path("pyproject.toml")))
     requirements = options.parse()
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(console: Console, release: Release, args: argparse.Namespace) -> None:
-    """Print the results in the requested form."""
+    """Print the result of one path in the requested form."""
     if args.json:
         print(json.dumps(release.to_json()))
     elif args.format == "github":
@@ -148,7 +148,7 @@ def _print(console: Console, release: Release, args: argparse.Namespace) -> None
 
 
 def escape(text: str) -> str:
-    """Write a message in the form of GitHub's commands (command.ts of actions/toolkit)."""
+    """Escape a message for GitHub's workflow commands (command.ts of actions/toolkit)."""
     escaped = printable(text).replace("%", "%25")
     return escaped.replace("\r", "%0D").replace("\n", "%0A")
 
@@ -212,7 +212,7 @@ def print_audit(console: Console, result: AuditResult, *, kernels: bool = False)
 
 
 def make_target_table(result: AuditResult) -> Table:
-    """List the variants, images and bytes of each target."""
+    """Return a table of the variants, images and bytes of each target."""
     table = make_table("target", "proof", "variants", "images", "packed", "unpacked")
     proofs = {str(one.target): one.proof for one in result.contents.manifest.targets}
     for size in result.target_sizes():
@@ -223,7 +223,7 @@ def make_target_table(result: AuditResult) -> Table:
 
 
 def make_kernel_table(result: AuditResult) -> Table:
-    """List registers and bytes of SASS, or of PTX text, for every variant."""
+    """Return a table of the registers and the bytes of SASS or PTX text of every variant."""
     table = make_table("variant", "target", "registers", "bytes")
     for image in result.contents.images:
         for kernel in image.kernels:

@@ -57,9 +57,9 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to ch
 or nothing to judge on one
 """
 
-_FOLDED = 1  # only longer details are replaced by `same details as ...`
+_FOLDED = 1  # details of at most this many lines are repeated, not folded
 
-_OF_MACHINE = {"driver", "variables", "gpu"}  # checks with equal results for all wheels
+_OF_MACHINE = {"driver", "variables", "gpu"}  # checks with the same result for all wheels
 
 _CONCLUSION = {0: "no failure", 1: "at least one failure", 3: "nothing could be checked"}
 
@@ -81,7 +81,10 @@ def add_parser(subparsers: Subparsers) -> None:
 def imagine(
     args: argparse.Namespace, record: Record | None, installed: Installed | None = None
 ) -> Environment:
-    """Imagine a machine with the GPUs of the command line. A record supplies everything else."""
+    """Return a machine with the GPUs, driver and variables of the command line.
+
+    Everything else is that of the record, or without a record that of this machine.
+    """
     around = record.environment if record else None
     return imagine_environment(
         args.gpu, args.driver, dict(args.env), installed=installed, around=around
@@ -89,7 +92,7 @@ def imagine(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine a machine, print each result as it comes, and return the exit code."""
+    """Examine a machine or libraries, print each result as it comes, and return the exit code."""
     require_fitting(args)
     record = load_record(args.load) if args.load else None
     if record and not args.json and not args.quiet:
@@ -131,7 +134,7 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
     """Judge the named libraries, print each result as it comes, and return the exit code."""
     if args.gpu:
         environment = imagine(args, record, Installed())
-    elif record:  # loading cannot be predicted for another machine
+    elif record:  # no library can be loaded on the recorded machine
         environment = replace(record.environment, installed=Installed(), what_if=True)
     else:
         environment = gather_gpus()
@@ -207,13 +210,13 @@ def _show(
 
 
 class ShownFixes:
-    """The printed fixes. Each is printed once; later results name the first result that has it."""
+    """The fixes printed so far. Each is printed once; later results name the first with it."""
 
     def __init__(self) -> None:
         self._first: dict[str, CheckResult] = {}
 
     def shorten(self, result: CheckResult) -> CheckResult:
-        """Shorten a fix and an explanation that were printed before."""
+        """Replace a fix that was printed before, and leave out an explanation that was."""
         first = self._first.setdefault(result.fix, result)
         if not result.fix or first is result:
             return result
@@ -223,7 +226,7 @@ class ShownFixes:
 
 
 def fold(result: CheckResult, first: CheckResult) -> CheckResult:
-    """Drop details that an earlier GPU's result has, too; -v prints them."""
+    """Replace details that `first`, the result of an earlier GPU, has too; -v prints them."""
     kinds = {one.name.split()[0] for one in (result, first)}
     same = (result.status, result.all_details) == (first.status, first.all_details)
     shown = result.all_details if result.status == "fail" else result.details

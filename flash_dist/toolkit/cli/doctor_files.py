@@ -37,7 +37,7 @@ def add_report_option(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_report(text: str) -> Path:
-    """Read the path to write the page to."""
+    """Check the path of the page to write, and return it."""
     if Path(text).suffix.lower() not in {".html", ".htm"}:
         message = f"--report must name a file that ends with .html, got `{text}`"
         raise UsageError(message, hint="`--report report.html`")
@@ -69,14 +69,14 @@ def add_record_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_save(text: str) -> str:
-    """Read the path to write a record to."""
+    """Check the path of the record to write, and return it; `-` is stdout."""
     if text != PIPE:
         require_place("--save", text, example="record.json")
     return text
 
 
 def parse_load(text: str) -> str:
-    """Read the path of a record."""
+    """Check the path of the record to read, and return it; `-` is stdin."""
     if not text:
         message = "--load must name a file, got an empty name"
         raise UsageError(message, hint=_LOAD_HINT)
@@ -86,7 +86,7 @@ def parse_load(text: str) -> str:
 def save_record(
     place: str, environment: Environment, results: Iterable[CheckResult], choice: CheckChoice
 ) -> None:
-    """Write a record, and report its path on stderr."""
+    """Write a record to stdout, or to a file and report its path on stderr."""
     version, now = read_version(), read_clock()
     record = Record.make(environment, results, choice, written_by=version, recorded=now)
     text = record.to_text(redaction_of_this_machine())
@@ -116,7 +116,7 @@ def load_record(place: str) -> Record:
 
 
 def require_place(option: str, text: str, *, example: str) -> Path:
-    """Read an output path. Report an unwritable path at once, not after minutes of work."""
+    """Return an output path. Reject an impossible one at once, not after minutes of work."""
     path = Path(text)
     if not text or path.is_dir() or not path.parent.is_dir():
         inside = f"is in `{path.parent}`, which is not a folder"

@@ -1,4 +1,4 @@
-"""Options of doctor: their values, and which of them exclude each other."""
+"""Options of doctor: their values, and which of them cannot be combined."""
 
 from __future__ import annotations
 

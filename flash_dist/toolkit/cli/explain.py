@@ -39,7 +39,7 @@ around it. Each cause in a log is explained once, in the order of the log.
 exit status: 0 explained, 2 wrong usage, 3 not known
 """
 
-MAX_INPUT: Final = 64 << 20  # bytes of a log that are read
+MAX_INPUT: Final = 64 << 20  # maximum bytes of a log that are read
 _SHOWN_MESSAGE: Final = 200
 _WIDEST: Final = 100
 
@@ -62,7 +62,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain a message or an id. Return the status `nothing checked` if it is unknown."""
+    """Explain a message, an id or a log. Return EXIT_NOTHING_CHECKED if none of it is known."""
     text = _read_stdin() if args.text == ["-"] else " ".join(args.text)
     if not text.strip():
         message = "TEXT must be a message, an id or a log, got nothing"
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_stdin() -> str:
-    """Read a log; bytes that are not text do no harm."""
+    """Read a log from stdin; replace bytes that are not UTF-8."""
     if sys.stdin is None:
         message = "stdin is closed"
         raise UsageError(message, hint=f"`{PROGRAM} explain - < LOG` reads a file")

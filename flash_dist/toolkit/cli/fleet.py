@@ -39,7 +39,7 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to ch
 """
 
 BACKENDS: Final = ("gloo", "nccl")
-SELDOM: Final = 10.0  # seconds between two lines of a log
+SELDOM: Final = 10.0  # minimum seconds between two lines of a log
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -123,7 +123,7 @@ def describe_rounds(members: Sequence[Member], rounds: int, seconds: float) -> s
     Args:
         members: The results of all ranks in these rounds.
         rounds: Number of all rounds, including future ones.
-        seconds: Time of the rounds so far.
+        seconds: Duration of the rounds so far.
     """
     said = f"{compare_members(members)[-1].summary}; {write_seconds(seconds)}"
     done = members[-1].round + 1

@@ -117,7 +117,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def parse_target(text: str) -> Arch | Device:
-    """Parse a target such as `sm_90a`; a GPU such as `9.0` stands for all targets numbered 90."""
+    """Parse a target such as `sm_90a`, or a compute capability, `9.0`, for all its targets."""
     with wrong_usage():
         return (
             Device.parse(text) if re.fullmatch(r"\s*[0-9]+\.[0-9]\s*", text) else Arch.parse(text)
@@ -125,7 +125,7 @@ def parse_target(text: str) -> Arch | Device:
 
 
 def parse_extract(text: str) -> Choice:
-    """Read what to extract: a target, or all targets."""
+    """Parse what to extract: a target, or `all` targets."""
     return Choice() if text == "all" else Choice(target=parse_target(text))
 
 
@@ -182,7 +182,11 @@ def is_blank(inspection: Inspection) -> bool:
 def read_all(
     args: argparse.Namespace, choice: Choice
 ) -> tuple[list[Inspection], list[Unread], list[KernelsError]]:
-    """Read each path of the command line; continue after failures."""
+    """Read each path, package and process of the command line; continue after failures.
+
+    Returns:
+        The libraries, the files that could not be read, and the errors of whole paths.
+    """
     inspections: list[Inspection] = []
     unread: list[Unread] = []
     failed: list[KernelsError] = []
@@ -193,7 +197,7 @@ def read_all(
             failed.append(error)
             continue
         if not found and len(missed) == 1:
-            failed.append(missed[0].error)  # the path has no other file
+            failed.append(missed[0].error)  # nothing else was found in the path
             continue
         inspections += found
         unread += missed

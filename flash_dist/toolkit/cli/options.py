@@ -1,4 +1,4 @@
-"""Options that several subcommands share, and how they are read."""
+"""Options that several subcommands share, and parsers of their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explains an import of a subcommand that fails because a requirement is not installed."""
+"""Explains why a subcommand cannot be imported: a requirement is absent or does not import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _SHOWN = 4
 
 
 def explain_import(error: ImportError) -> KernelsError | None:
-    """Name the missing packages, or say why one does not import; None if no requirement fails."""
+    """Name the missing packages, or say why one does not import.
+
+    Return None if the error is of neither a requirement nor this package.
+    """
     name = (error.name or "").partition(".")[0]
     if name == PACKAGE.name:
         return _explain_own(error)
@@ -43,7 +46,7 @@ def explain_import(error: ImportError) -> KernelsError | None:
 
 
 def _required() -> list[str]:
-    """Return the required packages; those with a marker are required only before Python 3.14."""
+    """Return the packages that this Python requires; those with a marker only before 3.14."""
     names = (one.partition("; ") for one in REQUIREMENTS)
     return [name for name, _, marker in names if not marker or sys.version_info < (3, 14)]
 
@@ -69,7 +72,7 @@ def _deny(denied: Path, package: Path) -> KernelsError:
 
 
 def _find_denied(package: Path) -> Path | None:
-    """Return the first folder or module of a package that this user cannot read."""
+    """Return a folder or module of a package that this user cannot read; None if there is none."""
     modules = (path for path in package.rglob("*") if path.is_dir() or path.suffix == ".py")
     return next((path for path in (package, *modules) if not _may_read(path)), None)
 

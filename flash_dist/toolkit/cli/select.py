@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         console = make_console()
         for line in describe(cuda, selection, commands, args):
-            console.print(paint(line, fix=True), soft_wrap=True)  # keep commands in one line
+            console.print(paint(line, fix=True), soft_wrap=True)  # commands stay on one line
     return code
 
 
@@ -162,7 +162,7 @@ def parse_python(text: str) -> str:
 
 
 def _machine(args: argparse.Namespace) -> str:
-    """Return the requested CPU, or else this machine's if a set is for it, or else the default."""
+    """Return the requested CPU; else this machine's, if a set may be for it; else the default."""
     here = platform.machine()
     return args.machine or (here if here in MACHINES else DEFAULT_MACHINE)
 
@@ -170,7 +170,10 @@ def _machine(args: argparse.Namespace) -> str:
 def describe(
     cuda: Cuda, selection: Selection, commands: tuple[Command, ...], args: argparse.Namespace
 ) -> Iterator[str]:
-    """Name the set, how it serves each GPU, what smaller sets lack, and the install commands."""
+    """Yield lines: the set, how it serves each GPU, what smaller sets lack, install commands.
+
+    If no set serves all GPUs, say why.
+    """
     if selection.chosen is None:
         machine = _machine(args)
         sets = tuple(one for one in known_sets() if one.machine == machine)
@@ -212,7 +215,7 @@ def _describe_others(others: Sequence[Judged], selection: Selection, kind: str) 
 
 
 def _describe_equal(judged: Judged, chosen: Judged | None) -> str:
-    """Say that a set serves the GPUs equally well; if its toolkit differs, from which driver on."""
+    """Say that a set serves the GPUs as well, and for another toolkit, from which driver on."""
     toolkit = judged.candidate.build.toolkit
     if toolkit is None or chosen is None or chosen.candidate.build.toolkit == toolkit:
         return "serves them as well"

@@ -1,4 +1,4 @@
-"""`selftest`: runs the kernels and checks values and bits."""
+"""`selftest`: runs the kernels, and checks the values and the bits of their results."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def record(path: Path, proof: Proof, known: tuple[Reference, ...], code: int) ->
 
 
 def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
-    """Return the devices to test."""
+    """Return the devices to test: the one that is asked for, or all GPUs."""
     known = [str(gpu.index) for gpu in cuda.gpus]
     if asked is None:
         return known

@@ -1,1 +1,1 @@
-"""Output on a terminal."""
+"""Output on a terminal or in a pipe, and signals."""

@@ -45,12 +45,12 @@ def fold(text: str, width: int | None, *, indent: int = 0, hang: int = 2) -> lis
 
 
 def width_of(console: Console) -> int | None:
-    """Return the width of lines; None for a pipe."""
+    """Return the width of lines on a terminal; None for a pipe or file."""
     return console.width if console.is_terminal else None
 
 
 def paint(line: str, *, fix: bool = False) -> Text:
-    """Return a line to print; in a line of advice, its label and commands are coloured."""
+    """Return a line to print. With `fix`, its label is bold and its commands are coloured."""
     text = Text(printable(line))
     if fix:
         word = _FIX.match(text.plain)
@@ -61,7 +61,7 @@ def paint(line: str, *, fix: bool = False) -> Text:
 
 
 def print_line(console: Console, text: str, *, hang: int = 2) -> None:
-    """Print a sentence; advice is coloured."""
+    """Print a sentence, wrapped; one that starts with `fix:` or `hint:` is coloured."""
     fix = _FIX.match(text) is not None
     for line in fold(printable(text), width_of(console), hang=hang):
         console.print(paint(line, fix=fix), soft_wrap=True)

@@ -106,7 +106,7 @@ def first_rows(rows: Sequence[_Row], *, whole: bool) -> Sequence[_Row]:
 
 
 def say_rest(console: Console, rest: int, noun: str) -> None:
-    """Print the number of rows left out."""
+    """Print the number of rows that a table leaves out, if any."""
     if rest > 0:
         console.print(
             f"{count(rest, noun)} more: --kernel TEXT and --target T choose, --all prints all",
@@ -115,7 +115,7 @@ def say_rest(console: Console, rest: int, noun: str) -> None:
 
 
 def print_total(console: Console, inspections: Sequence[Inspection]) -> None:
-    """Print totals of several libraries."""
+    """Print the images, bytes and targets of several libraries together."""
     archs = sorted({arch for one in inspections for arch in one.report.archs})
     sizes = [size for one in inspections for size in sizes_by_target(one.report).values()]
     console.print(
@@ -126,7 +126,7 @@ def print_total(console: Console, inspections: Sequence[Inspection]) -> None:
 
 
 def make_image_table(report: FatbinReport) -> Table:
-    """Sum up the images by target, kind and codec, oldest targets first."""
+    """Return a table of the images by target, kind, codec and PTX ISA, oldest targets first."""
     table = make_table("target", "code", "images", "codec", "PTX ISA", "packed", "unpacked")
     groups: dict[tuple[str, ...], list[FatbinEntry]] = defaultdict(list)
     for entry in sorted(report.entries, key=_by_target):
@@ -151,7 +151,7 @@ def _describe_kind(entry: FatbinEntry) -> str:
 
 
 def make_kernel_table(kernels: Sequence[KernelInfo]) -> Table:
-    """List kernels with their code for each target."""
+    """Return a table of kernels and their resources, one row for each target."""
     table = make_table(
         *("kernel", "target", "registers", "static smem", "stack", "local", "constant"),
         *("code", "max threads", "CUDA"),
@@ -184,7 +184,7 @@ def show_name(name: str) -> str:
 
 
 def print_coverage(console: Console, coverage: Coverage, *, whole: bool) -> None:
-    """Count verdicts by target, then list the kernels that are stubs or missing somewhere."""
+    """Print verdict counts by target, then the kernels that are stubs or missing somewhere."""
     found = {verdict for counts in coverage.counts.values() for verdict in counts}
     verdicts = sorted(found, key=lambda verdict: (verdict != REAL, verdict))
     table = make_table("target", *verdicts)
@@ -209,7 +209,7 @@ def print_coverage(console: Console, coverage: Coverage, *, whole: bool) -> None
 
 
 def make_size_table(inspection: Inspection, *, whole: bool) -> Table:
-    """List the bytes of each target, and the kernels with the most code."""
+    """Return a table of the bytes of each target, and of the kernels with the most code."""
     table = make_table("target or kernel", "target", "images", "packed", "unpacked")
     sizes = sizes_by_target(inspection.report)
     for target, size in sorted(sizes.items(), key=lambda item: -item[1].packed):
@@ -248,7 +248,7 @@ def _describe_change(change: Change) -> str:
 
 
 def make_change_table(sizes: Sequence[SizeChange]) -> Table:
-    """Compare the bytes of each target, and the sum over all targets."""
+    """Return a table that compares the bytes of each target, and of all targets together."""
     table = make_table("target", "images", "packed before", "packed after", "change")
     for size in sizes:
         images = f"{size.before.images} -> {size.after.images}"
@@ -269,7 +269,7 @@ def _delta(before: int, after: int) -> str:
 def print_changes(
     console: Console, changes: Sequence[Change], noun: str, *columns: str, whole: bool
 ) -> None:
-    """List kernels with their changes, as many as a table shows."""
+    """Print a table of kernels and their changes, as many as a table shows."""
     if not changes:
         return
     table = make_table("kernel", "target", *columns)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 PATIENCE: Final = 1.0  # seconds; shorter steps show nothing
-SELDOM: Final = 60.0  # seconds between two lines of a log
+SELDOM: Final = 60.0  # minimum seconds between two lines of a log
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
@@ -42,7 +42,7 @@ class Seldom:
 
 
 def _ignore(_: str) -> None:
-    """Ignore progress."""
+    """Report no progress."""
 
 
 @contextmanager
@@ -83,9 +83,9 @@ def testing(
     silent: bool,
     every: float | None = None,  # noqa: PT028 - no test
 ) -> Callable[[str], AbstractContextManager[Callable[[str], None]]]:
-    """Return a form of `working` for selftests.
+    """Return a form of `working` for selftests. If silent, it prints nothing.
 
-    Without a terminal this form prints lines as `Seldom` does, or nothing if silent.
+    Otherwise, without a terminal, it prints lines as `Seldom` does.
     """
     if silent:
         return lambda _: nullcontext(_ignore)

@@ -85,7 +85,7 @@ def layout_result(
 ) -> tuple[list[str], list[str]]:
     """Return the lines of a result and of its fix. Without a width, a sentence is one line.
 
-    Background details appear only after a failure or on request.
+    Background details appear only for a failure or if verbose.
     """
     head = f"[{result.status}]".ljust(_NAME_COLUMN) + result.name
     head = head.ljust(_TEXT_COLUMN) if len(head) < _TEXT_COLUMN else head + "  "
@@ -100,7 +100,7 @@ def layout_result(
 
 
 def _describe_fix(result: CheckResult) -> str:
-    """Return the fix and the command that explains more; empty for a good result without a fix."""
+    """Return the fix and the command that explains more; empty for status `ok` without a fix."""
     if result.status == "ok" and not result.fix:
         return ""
     more = f"(more: `{result.entry.command}`)" if result.entry else ""

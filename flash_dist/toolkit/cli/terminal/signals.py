@@ -1,4 +1,4 @@
-"""Removes temporary files before SIGTERM or SIGHUP ends the process."""
+"""Lets `with` blocks clean up before SIGTERM or SIGHUP ends the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIGNALS: Final = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP"
 
 
 class Terminated(BaseException):
-    """A signal that ends the process arrived."""
+    """Raised when SIGTERM or SIGHUP arrives."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -59,8 +59,8 @@ def escape_unknown(stream: IO[str]) -> None:
 
 
 def complain(text: str) -> None:
-    """Print on stderr; do nothing if stderr is closed or full."""
-    if sys.stderr is None:  # print would use stdout
+    """Print on stderr; do nothing if stderr is closed or cannot be written."""
+    if sys.stderr is None:  # print(file=None) would use stdout
         return
     try:
         print(text, file=sys.stderr, flush=True)
@@ -69,7 +69,7 @@ def complain(text: str) -> None:
 
 
 def discard(stream: IO[str]) -> None:
-    """Discard buffered output: Python flushes once more on exit."""
+    """Redirect a stream to /dev/null, because Python flushes its buffer on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -82,7 +82,7 @@ class _Talk(logging.Handler):
 
 @contextmanager
 def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
-    """Show the library's log from DEBUG on, or only its warnings without -v."""
+    """Show the library's log on stderr: all of it if verbose, otherwise warnings and errors."""
     logger = logging.getLogger(__name__.partition(".")[0])  # parent of the loggers of all modules
     level = logger.level
     handler = _Talk(logging.DEBUG if verbose else logging.WARNING)
