@@ -37,7 +37,7 @@ BY_NAME: Final = (
 
 ALLOWED: Final = "no code for {} in {} of {}, as --allow-missing allows"
 
-_NAMED: Final = 3  # fatbins named in one message
+_NAMED: Final = 3  # maximum of fatbins named in one message
 _AS_GOOD: Final = ("native", "family")
 
 
@@ -136,9 +136,9 @@ class _Fatbins:
     """The targets of each fatbin, by the number of its container."""
 
     judged: Mapping[int, Sequence[Arch]]  # linked fatbins; if there are none, relocatable ones
-    with_kernels: Sequence[int]  # fatbins with kernels; all fatbins if none is known
+    with_kernels: Sequence[int]  # fatbins with kernels; all fatbins if no kernel is known
     together: Mapping[int, Sequence[Arch]]  # with those that count as one with it
-    complete: Sequence[Sequence[Arch]]  # targets of each object that was linked on the device
+    complete: Sequence[Sequence[Arch]]  # targets of each object that linked fatbins come from
     bound: AbstractSet[int]  # fatbins whose kernels are meant for their single target
 
     @classmethod
@@ -178,7 +178,7 @@ def _has(archs: Iterable[Arch], required: Arch) -> bool:
 
 
 def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> list[int]:
-    """Return the fatbins that hold any kernel, or else all; other fatbins cannot lack a target."""
+    """Return the fatbins with kernels, or all if none is known. Unregistered ones count as one."""
     full = {kernel.container for kernel in inspection.kernels or ()}
     alone = inspection.report.unregistered
     found = [one for one in groups if one in full or (one in alone and not alone.isdisjoint(full))]
@@ -240,7 +240,7 @@ def _find_stems(
 
 
 def _take_out(arch: Arch, name: str) -> tuple[str, int]:
-    """Return a name without the target (`sm90a`, `sm_90`, `compute_90`), and how often it occurred.
+    """Return a name without `arch` (`sm90a`, `sm_90`, `compute_90`), and the number of removals.
 
     NOTE: the name is demangled, because a mangled name has lengths that change with the target.
     """

@@ -1,8 +1,9 @@
 """Checks that a wheel holds the files of its package, and no others.
 
-An installer puts everything in a wheel into site-packages: a `.pth` file runs with every Python, a
-folder `torch` replaces torch's files, `*.data/scripts` replaces programs in `bin`. So only the
-package and its dist-info are allowed, under names that mean one file on every file system.
+An installer puts everything in a wheel into site-packages: a `.pth` file runs whenever Python
+starts, a folder `torch` replaces torch's files, `*.data/scripts` replaces programs in `bin`.
+Therefore only the package and its dist-info are allowed, under names that denote one file on every
+file system.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ _WHEEL: Final = {"Wheel-Version": "1.0", "Root-Is-Purelib": "false"}
 
 
 def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
-    """Describe where the name and the metadata files of a wheel contradict each other.
+    """Describe where name, metadata files and libraries of a wheel contradict each other.
 
     Raises:
         KernelsError: A part of the wheel cannot be read.

@@ -53,7 +53,7 @@ class AuditOptions:
         """Return the requirements.
 
         Raises:
-            UsageError: An option is malformed.
+            UsageError: An option is malformed, or contradicts or lacks another option.
         """
         if self.forbid_extra and not self.require:
             message = "--forbid-extra must come with --require, which says what is no extra"

@@ -93,7 +93,7 @@ def audit_wheel(path: str | os.PathLike[str], *, budget_bytes: int | None = None
         budget_bytes: Largest file size that passes.
 
     Raises:
-        KernelsError: The file is not a wheel of this package, or cannot be read.
+        KernelsError: The file is not a wheel with such a manifest, or cannot be read.
     """
     return audit_contents(read_contents(path), budget_bytes=budget_bytes)
 

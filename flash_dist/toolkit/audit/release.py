@@ -35,7 +35,7 @@ class Release:
     path: str
     inspections: tuple[Inspection, ...]
     problems: tuple[Finding, ...]
-    own: AuditResult | None = None  # for a wheel of this package: its audit, with all problems
+    own: AuditResult | None = None  # audit of a wheel that this toolkit built, with all problems
     requirements: Requirements = field(default_factory=Requirements)
 
     def __bool__(self) -> bool:

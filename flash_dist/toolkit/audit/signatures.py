@@ -148,12 +148,12 @@ def _parse(path: Path, text: bytes) -> Any:  # noqa: ANN401 - any JSON
 
 @dataclass(frozen=True)
 class SignedRelease:
-    """A manifest whose signature was checked, and the keys that may sign.
+    """A manifest, the result of checking its signature, and the keys that may have signed.
 
     Args:
         listing: The files of the release.
         keys: The keys that may have signed.
-        day: Today.
+        day: The day on which a key must be valid.
         signature: Result of the check of the manifest itself.
         project: The project that the manifest names; empty if its signature is not valid.
         commit: The commit that the manifest names; None if its signature is not valid.

@@ -114,7 +114,7 @@ def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
     """Read the frames of a zstd file of unknown size as a stream.
 
     Raises:
-        FatbinError: The data is damaged. Reading inside the block raises this, too.
+        FatbinError: The data is damaged. Errors of reads inside the block become this error.
     """
     zstd, options = _import_zstd()
     try:
@@ -178,7 +178,10 @@ def decompress_lz4(data: bytes, size: int) -> bytes:
 
 
 def _read_length(data: bytes, place: int, length: int) -> tuple[int, int]:
-    """Return a length and the offset after it: a nibble, if full plus bytes up to one below 255."""
+    """Return a length and the offset after it.
+
+    After a full nibble come bytes to add, of which the last is below 255.
+    """
     if length == _NIBBLE_FULL:
         while data[place] == _LENGTH_CONTINUES:
             length += _LENGTH_CONTINUES

@@ -26,9 +26,9 @@ LIBRARY: Final = "libstdc++.so.6"
 MAX_NAME: Final = 64 * 1024
 MAX_DEMANGLED: Final = 1 << 20
 MAX_MEMORY: Final = 1 << 30  # address space of the child
-MAX_SECONDS: Final = 1.0  # seconds per name in the child; a long name takes 0.001
+MAX_SECONDS: Final = 1.0  # maximum CPU seconds per name in the child; a long name takes 0.001
 PATIENCE: Final = 10.0  # maximum seconds until the child answers, even on a busy machine
-MAX_FAILURES: Final = 3  # crashes of the child, after which names stay mangled
+MAX_FAILURES: Final = 3  # crashes and timeouts of the child, after which names stay mangled
 
 _MANGLED = re.compile(r"_Z[\w$.]+", re.ASCII)
 _ANONYMOUS = "(anonymous namespace)"
@@ -182,7 +182,7 @@ def serve() -> None:
 
 
 def load() -> Callable[[bytes], bytes]:
-    """Return the demangler of libstdc++, or a function that returns no name if that is absent."""
+    """Return the demangler of libstdc++; without libstdc++, a function that demangles nothing."""
     try:
         function = ctypes.CDLL(LIBRARY)["__cxa_demangle"]
         free = ctypes.CDLL(None)["free"]

@@ -37,7 +37,7 @@ _SECTION = Struct("<IIQQQQIIQQ")
 class Section(NamedTuple):
     """A section header of an ELF or PE file. It is checked when the data of the section is read.
 
-    NOTE: no dataclass, because the cubins of one large library have 600 000 sections.
+    NOTE: a tuple, not a dataclass, because the cubins of one large library have 600 000 sections.
     """
 
     name: str
@@ -124,7 +124,7 @@ def _read_sections(
 
 
 def check_overlap(kind_of_file: str, sections: Iterable[Section], file_size: int) -> None:
-    """Check that sections do not hold much more data than the file, which bounds the work.
+    """Check that sections hold at most twice the data of the file, which bounds the work.
 
     NOTE: a section past the end is no error here: old cubins have `.nv_debug.shared` there.
 

@@ -71,7 +71,7 @@ class AddressMap:
         self._places = sorted((place, size, start) for start, place, size in self.parts)
 
     def find(self, address: int) -> int | None:
-        """Return the offset of an address; None if no part has it."""
+        """Return the file offset of an address; None if no part has it."""
         number = bisect_right(self._starts, address) - 1
         if number < 0:
             return None
@@ -79,7 +79,7 @@ class AddressMap:
         return place + address - start if address < start + size else None
 
     def locate(self, offset: int) -> int | None:
-        """Return the address of an offset in the file; None if no part has it."""
+        """Return the address of a file offset; None if no part has it."""
         number = bisect_right(self._places, (offset, 1 << 64, 0)) - 1
         if number < 0:
             return None

@@ -94,7 +94,7 @@ class FileView:
         return min(self._size, self._handle.stored)
 
     def _skip_hole(self, start: int) -> int:
-        """Return the offset, or the end of the hole that contains it."""
+        """Return `start`, or the end of the hole that contains it."""
         return min(self._size, self._handle.find_data(self._start + start) - self._start)
 
     def _read(self, start: int, end: int) -> bytes:

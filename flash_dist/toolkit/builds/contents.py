@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Naming:
-    """Names of the members of a wheel that a build of this toolkit made."""
+    """Member names of a wheel that this toolkit built."""
 
     name: str  # name of the package
 

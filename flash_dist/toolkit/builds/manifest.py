@@ -132,7 +132,7 @@ class Manifest:
     libraries: tuple[str, ...] = PRODUCT.libraries  # file names in the package
     dependencies: tuple[str, ...] = ()  # in addition to torch and `linkage.REQUIREMENTS`
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
-    # Plug-ins: lines of the same form, by the group of the program that loads them.
+    # Plug-ins: lines of the same form, keyed by entry point group.
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     licenses: tuple[str, ...] = ()  # license files in the dist-info
 

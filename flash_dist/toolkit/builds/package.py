@@ -1,4 +1,4 @@
-"""Folder of the installed package, and names of the files that a build adds to it."""
+"""Folders of the installed package, and the hint for a package that was not built."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _name(path: Source | None) -> object:
 
 
 def _find_own() -> Any:  # noqa: ANN401 - a Source, or a file in a zip file
-    """Return the file of the package, or the sets of the project of a stand-alone toolkit."""
+    """Return the file of the package, or for a stand-alone toolkit the sets of its project."""
     if IMPORTED_AS:
         return DATA.joinpath(FILE_NAME)
     if PROJECT_FOLDER is None:

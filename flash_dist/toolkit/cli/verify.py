@@ -145,7 +145,7 @@ def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: 
 
 
 def _say_once(results: Sequence[CheckResult]) -> Iterator[CheckResult]:
-    """Merge checks that could not read a file for the same reason; the first names the others."""
+    """Merge consecutive checks with the same reading error; the first one names the others."""
     for (_, entry), group in groupby(results, key=lambda one: (one.summary, one.entry)):
         first, *others = group
         if entry is VERIFY_UNREAD and others:
@@ -155,7 +155,7 @@ def _say_once(results: Sequence[CheckResult]) -> Iterator[CheckResult]:
 
 
 def print_verification(console: Console, found: Verification, *, quiet: bool) -> None:
-    """Print the checks of one wheel."""
+    """Print the checks of one file."""
     shown = [result for result in _say_once(found.results) if is_shown(result, quiet=quiet)]
     if shown:
         console.print(printable(found.path), soft_wrap=True)

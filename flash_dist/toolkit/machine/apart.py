@@ -21,7 +21,7 @@ from .libcuda import LIBRARY, Cuda, Gpu, read_cuda
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TIMEOUT: Final = 120.0  # seconds; a driver without persistence mode starts each GPU again
+TIMEOUT: Final = 120.0  # seconds; without persistence mode the driver first initialises each GPU
 
 # Prefixes of variables that change what CUDA finds: those of CUDA, containers and the loader.
 _PREFIXES = ("CUDA_", "NVIDIA_", "LD_")
@@ -59,7 +59,7 @@ def uses_cuda() -> bool:
     try:
         library = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOLOAD)
         code = library.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
-    except (OSError, AttributeError):  # not loaded, or another system than Linux
+    except (OSError, AttributeError):  # not loaded, or a system other than Linux
         return False
     return bool(code != _NOT_INITIALIZED)
 

@@ -25,7 +25,7 @@ def count_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may use, at least one."""
     try:
         cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # another system than Linux
+    except AttributeError:  # a system other than Linux
         cores = os.cpu_count() or 1
     for group in _find_groups(root, "cpu"):
         quota, _, period = _read(group / "cpu.max").partition(" ")
@@ -56,8 +56,8 @@ def read_free_memory(root: Path = Path("/")) -> int | None:
 def _find_groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the groups whose limits apply to this process: its own group and all groups above.
 
-    A container often sees its own group as the root instead of the path in /proc; groups that are
-    not visible have no files to read.
+    A container often has its own group mounted as the root, not under the path in /proc; groups
+    that are not visible have no files to read.
     """
     lines = _LINE.findall(_read(root / "proc/self/cgroup"))
     for controllers, path in lines or [("", "/")]:

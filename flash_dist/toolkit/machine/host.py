@@ -112,8 +112,8 @@ class Host:
     def lacks_jit_compiler(self) -> bool:
         """Tell if the JIT compiler is missing.
 
-        A driver whose libcuda has a known release in its name has the compiler beside libcuda. The
-        libcuda of Jetson has no release in its name. WSL has the compiler in folders of Windows.
+        Only a libcuda with a known release in its name is judged: its driver has the compiler next
+        to libcuda. On Jetson the name has no release; WSL has the compiler in folders of Windows.
         """
         branch = self.libcuda_release.partition(".")[0]
         known = branch.isdecimal() and int(branch) <= max(DRIVER_CUDA)

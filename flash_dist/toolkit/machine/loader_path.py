@@ -141,7 +141,7 @@ def _read_string(data: bytes, offset: int) -> str:
 
 
 def find_loaded(name: str, root: Path) -> str:
-    """Return the loaded file whose name begins with `name`; empty if there is none."""
+    """Return the file in this process whose name begins with `name`; empty if there is none."""
     for line in read_if_possible(root / "proc/self/maps").splitlines():
         fields = line.split(maxsplit=_PATH_FIELD)
         if len(fields) > _PATH_FIELD and Path(fields[_PATH_FIELD]).name.startswith(name):
