@@ -1,4 +1,4 @@
-"""Masks as objects: which keys each query sees, planned for the kernels."""
+"""Masks as objects: which keys each query attends to, planned for the kernels."""
 
 from .band import Band
 from .intervals import IntervalMask

@@ -16,7 +16,7 @@ MAX_WINDOW: Final = 2**30 - 1
 
 
 class Band(NamedTuple):
-    """Query i sees the keys i + shift - left <= j <= i + shift + right.
+    """Query i attends to the keys j with i + shift - left <= j <= i + shift + right.
 
     shift is seqlen_k - seqlen_q if the band is aligned bottom right, and 0 if it is aligned top
     left. A left or right of -1 is unbounded.
@@ -35,12 +35,12 @@ class Band(NamedTuple):
 
     @property
     def ints(self) -> list[int]:
-        """The operators' integers for this mask, in the order of BAND_INTS."""
+        """The band as the integers that the operators take, in the order of BAND_INTS."""
         return [BAND, int(self.left), int(self.right), int(self.bottom_right)]
 
     @property
     def is_full(self) -> bool:
-        """True if every query sees every key."""
+        """True if every query attends to every key."""
         return self.left == self.right == UNBOUNDED
 
     def intersect(self, other: Band) -> Band:
@@ -50,7 +50,7 @@ class Band(NamedTuple):
 
 
 def parse_alignment(alignment: str) -> bool:
-    """Return True for bottom right alignment; raise for unknown names."""
+    """Return whether the alignment is `bottom_right`; raise ValueError for unknown names."""
     if alignment not in get_args(Alignment):
         allowed = " or ".join(f"`{name}`" for name in get_args(Alignment))
         raise complain(ValueError, f"alignment must be {allowed}, got {show(alignment)}")
@@ -71,5 +71,5 @@ def _parse_window(name: str, size: int | None) -> int:
 
 
 def _least(a: int, b: int) -> int:
-    """Return the smaller of two window sizes."""
+    """Return the smaller of two window sizes; UNBOUNDED is larger than any other."""
     return max(a, b) if UNBOUNDED in {a, b} else min(a, b)

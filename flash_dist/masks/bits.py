@@ -1,6 +1,7 @@
 """Booleans as 64-bit words, in which masks other than intervals are stored.
 
-Bit j of word n of a query says whether it sees key 64 * n + j. Bits past the last key are 0.
+Bit j of word n of a query says whether the query attends to key 64 * n + j. Bits past the last key
+are 0.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ Tensor = torch.Tensor
 WORD: Final = 64
 STRIP: Final = 1 << 22  # number of booleans processed at a time, to limit memory
 
-_GATHER: Final = 0x0102040810204080  # factor that collects eight bytes of 0 or 1 in the top byte
+_GATHER: Final = 0x0102040810204080  # factor that packs eight bytes of 0 or 1 into the top byte
 
 
 def words_of(keys: int) -> int:
-    """Return the number of words per query."""
+    """Return the number of words per query for this number of keys."""
     return -(-keys // WORD)
 
 
@@ -37,7 +38,7 @@ def pack(visible: Tensor) -> Tensor:
 
 
 def parse_words(words: object, keys: int) -> Tensor:
-    """Check words [batch, heads, seqlen_q, ceil(keys / 64)] from a file."""
+    """Return checked words [batch, heads, seqlen_q, ceil(keys / 64)] from a file."""
     if not isinstance(words, Tensor) or words.dtype != torch.int64:
         kind = words.dtype if isinstance(words, Tensor) else type(words).__name__
         raise complain(TypeError, f"the bits of a saved mask must be torch.int64, got {kind}")
@@ -74,7 +75,7 @@ def pack_strips(visible: Tensor) -> Tensor:
 def strips(
     sizes: tuple[int, ...], row_cost: int, *, step: int = 1
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield parts of [batch, heads, rows] in order, of at most STRIP elements or of one step.
+    """Yield parts of [batch, heads, rows] in order: at most STRIP elements, or a single step.
 
     Args:
         sizes: Numbers of batch entries, heads and rows.
@@ -114,7 +115,7 @@ def any_row(words: Tensor) -> Tensor:
 
 
 def find_intervals(words: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return lo and hi [...] if each row of words is one run of keys; else None.
+    """Return lo and hi [...] if each row of words has at most one run of keys; else None.
 
     A row without keys is (0, 0).
     """

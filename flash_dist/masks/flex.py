@@ -21,7 +21,7 @@ AXES: Final = 4  # number of axes: batch, heads, query blocks, key blocks
 
 
 def read_flex(block_mask: flex_attention.BlockMask) -> DenseTerm:
-    """Return the mask of a BlockMask: full blocks, and mask_mod for the partial ones."""
+    """Return the bits of a BlockMask: its full blocks, and mask_mod's in its partial blocks."""
     _require_block_mask(block_mask)
     seqlen_q, seqlen_k = block_mask.seq_lengths
     states = _block_states(block_mask)
@@ -63,7 +63,7 @@ def _require_block_mask(block_mask: object) -> None:
 
 
 def _block_states(block_mask: flex_attention.BlockMask) -> Tensor:
-    """Return [batch, heads, query blocks, key blocks]: 0, PARTIAL or WHOLE."""
+    """Return [batch, heads, query blocks, key blocks]: 0 (masked), PARTIAL or WHOLE."""
     _, seqlen_k = block_mask.seq_lengths
     columns = -(-seqlen_k // block_mask.BLOCK_SIZE[1])
     states = PARTIAL * _listed(block_mask.kv_num_blocks, block_mask.kv_indices, columns)
@@ -84,7 +84,7 @@ def _listed(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
 def _read_lines(
     block_mask: flex_attention.BlockMask, lines: Tensor, place: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
-    """Return booleans [lines, block_q, columns * block_k].
+    """Return the mask of some lines of blocks: booleans [lines, block_q, columns * block_k].
 
     Args:
         block_mask: The mask.

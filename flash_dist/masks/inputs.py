@@ -1,4 +1,4 @@
-"""Checks the inputs of masks, and copies them to the host once."""
+"""Checks the arguments of masks, and copies integers to the host."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
         return self.batch or 1, self.num_heads_q or 1
 
     def join(self, other: Sizes) -> Sizes:
-        """Return the sizes that fit both masks; raise if there are none."""
+        """Return the sizes that fit both masks; raise ValueError if there are none."""
         return Sizes(
             *(
                 _join(name, mine, theirs)
@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
         )
 
     def require(self, shape: Shape) -> None:
-        """Raise ValueError if a call does not have these sizes."""
+        """Raise ValueError if a call does not fit these sizes."""
         for name, size, got in zip(self._fields, self, shape, strict=True):
             broadcasts = name in BROADCASTING and size == 1
             if size is not None and size != got and not broadcasts:
@@ -82,11 +82,13 @@ def _join(name: str, mine: int | None, theirs: int | None) -> int | None:
 
 
 def parse_index(index: object, sizes: Sizes) -> tuple[slice, slice]:
-    """Return the batch entries and heads that an index selects; an axis of 1 is kept.
+    """Return the slices of batch entries and heads that an index selects.
+
+    An axis of 1 fits any index, and is kept.
 
     Raises:
-        TypeError: The index is no int, slice or pair of these.
-        IndexError: The index is out of range.
+        TypeError: The index is not an int, a slice or a tuple of at most two of these.
+        IndexError: An int is out of range.
         ValueError: A slice goes backwards, or is empty.
     """
     pair = index if isinstance(index, tuple) else (index,)
@@ -132,7 +134,7 @@ def parse_shape(batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> S
 
 
 def parse_size(name: str, size: int) -> int:
-    """Return a checked size."""
+    """Return a size as an int, checked to be from 1 to MAX_SEQLEN."""
     if isinstance(size, bool) or not isinstance(size, Integral):  # numpy's integers are Integral
         raise complain(TypeError, f"{name} must be an int, got {type(size).__name__}")
     if not 1 <= size <= MAX_SEQLEN:
@@ -155,7 +157,7 @@ def parse_integers(name: str, values: Integers, dims: tuple[str, ...]) -> Tensor
 
 
 def parse_bools(name: str, values: Tensor, dims: tuple[str, ...]) -> Tensor:
-    """Return booleans unchanged, but with as many axes as the longest of `dims`."""
+    """Return a view of the booleans with as many axes as the longest of `dims`."""
     tensor = _as_tensor(name, values)
     if tensor.dtype != torch.bool:
         hint = "a mask of numbers is a bias, which is not supported; `mask == 0` only hides keys"
@@ -178,7 +180,7 @@ def _as_tensor(name: str, values: object) -> Tensor:
 
 
 def require_values(name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor whose values can be read in place, or raise ValueError."""
+    """Return the tensor, or raise ValueError if it is not dense or is a meta or fake tensor."""
     require_dense(name, tensor)
     if tensor.is_meta or isinstance(tensor, FakeTensor):
         kind = "one on the meta device" if tensor.is_meta else "a FakeTensor"
@@ -194,7 +196,11 @@ def require_dense(name: str, tensor: Tensor) -> None:
 
 
 def require_dims(name: str, tensor: Tensor, dims: tuple[str, ...]) -> Tensor:
-    """Return a view with missing leading axes of size 1 added, or raise ValueError."""
+    """Return a view with leading axes of 1 added, up to the longest of `dims`.
+
+    Raises:
+        ValueError: The number of axes is none of `dims`, or the tensor is empty.
+    """
     counts = [text.count(",") + 1 for text in dims]
     if tensor.dim() not in counts:
         raise complain(
@@ -214,7 +220,7 @@ def require_not_negative(name: str, values: Tensor) -> None:
 
 
 def require_most(name: str, values: Tensor, most: int) -> None:
-    """Raise ValueError if a value exceeds the number of keys of a call."""
+    """Raise ValueError if a value exceeds `most`, the number of keys of a call."""
     if int(values.max()) > most:
         raise complain(
             ValueError, f"{name} must be at most seqlen_k = {most}, got {int(values.max())}"
@@ -222,7 +228,7 @@ def require_most(name: str, values: Tensor, most: int) -> None:
 
 
 def require_bool(name: str, value: object) -> None:
-    """Raise TypeError for a value that is no bool, such as 1, which `if` would accept."""
+    """Raise TypeError unless a value is a Python, numpy or symbolic bool; 1 is refused, too."""
     if value is True or value is False:
         return
     if not isinstance(value, torch.SymBool) and not _is_numpy_bool(value):
@@ -233,7 +239,7 @@ def require_bool(name: str, value: object) -> None:
 
 
 def require_bools(**values: object) -> None:
-    """Raise TypeError for the first of several values that is no bool."""
+    """Raise TypeError for the first of several values that is not a bool."""
     for name, value in values.items():
         require_bool(name, value)
 
@@ -254,7 +260,7 @@ def parse_lengths(lengths: Integers) -> Tensor:
 
 
 def parse_ids(name: str, q_ids: Integers, k_ids: Integers | None) -> tuple[Tensor, Tensor]:
-    """Return [batch or 1, seqlen_q] and [batch or 1, seqlen_k]; k_ids defaults to q_ids."""
+    """Return q_ids [batch or 1, seqlen_q], and k_ids [batch or 1, seqlen_k] or q_ids again."""
     queries = parse_integers(f"q_{name}", q_ids, IDS_Q)
     if k_ids is None:
         return queries, queries
@@ -268,7 +274,7 @@ def parse_ids(name: str, q_ids: Integers, k_ids: Integers | None) -> tuple[Tenso
 
 
 def parse_interval(name: str, bound: Integers) -> Tensor:
-    """Return a bound of the intervals as [batch or 1, heads or 1, seqlen_q]."""
+    """Return lo or hi as [batch or 1, heads or 1, seqlen_q]."""
     parsed = parse_integers(name, bound, INTERVALS)
     has_batch_only = _as_tensor(name, bound).dim() == 2  # noqa: PLR2004
     return parsed.transpose(0, 1) if has_batch_only else parsed
@@ -277,7 +283,7 @@ def parse_interval(name: str, bound: Integers) -> Tensor:
 def broadcast_bounds(
     lo: Tensor, hi: Tensor, given: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Broadcast lo and hi, or raise ValueError with the shapes that the caller passed."""
+    """Broadcast lo and hi, or raise ValueError with the shapes of `given`, else of lo and hi."""
     try:
         lows, highs = torch.broadcast_tensors(lo, hi)
     except RuntimeError as error:
@@ -288,7 +294,7 @@ def broadcast_bounds(
 
 
 def parse_block_size(block_size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return block_q and block_k."""
+    """Return block_q and block_k; a single int is used for both."""
     pair = (block_size, block_size) if isinstance(block_size, Integral) else block_size
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004
         message = f"block_size must be an int or (block_q, block_k), got {show(block_size)}"
@@ -297,7 +303,7 @@ def parse_block_size(block_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def blocked_seqlen(name: str, seqlen: int | None, blocks: int, block: int) -> int:
-    """Return a checked seqlen that has this many blocks; the last block may be partial."""
+    """Return a checked seqlen of this many blocks; the last may be partial. None: all are full."""
     if seqlen is None:
         return blocks * block
     seqlen = parse_size(name, seqlen)

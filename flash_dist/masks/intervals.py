@@ -1,8 +1,8 @@
 """Masks that are tensors: an interval of keys per query, planned on the tensors' device.
 
-A BlockMask is an object, planned on the host. An IntervalMask is made of tensors by an operator:
-nothing waits for a GPU, torch.compile traces it, and a CUDA graph can capture it. Its plan is
-always of kind ROWS, see plan.py.
+A BlockMask is an object, planned on the host. The plan of an IntervalMask is a tensor, computed by
+an operator: nothing waits for a GPU, torch.compile traces the operator, and a CUDA graph can
+capture it. The plan is always of kind ROWS, see plan.py.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _operators: Final[Any] = torch.ops.flash_dist
 
 
 class IntervalMask(NamedTuple):
-    """A mask with one interval of keys per query, as a tensor that graphs can make and store.
+    """A mask with one interval of keys per query, whose plan graphs can compute and store.
 
-    Made by `IntervalMask.of`, and passed to attention functions as mask. It belongs to the device
-    of its tensors, has no `&`, and serves any number of layers. Like a BlockMask it only equals
-    itself: comparing values could wait for a GPU.
+    Make it with `IntervalMask.of` or `IntervalMask.packed`, and pass it to attention functions as
+    mask. It stays on the device of lo and hi, does not support `&`, and serves any number of
+    layers. Like a BlockMask it is equal only to itself: comparing values could wait for a GPU.
     """
 
     plan: Tensor  # [:] int32, the array that kernels read
@@ -53,26 +53,28 @@ class IntervalMask(NamedTuple):
     seqlen_q: int
     seqlen_k: int
     causal: bool  # aligned to the bottom right
-    is_packed: bool = False  # no query sees keys of another sequence of the pack
+    is_packed: bool = False  # no query attends to keys of another sequence of the pack
 
     @classmethod
     def of(cls, lo: Tensor, hi: Tensor, *, seqlen_k: int, causal: bool = False) -> IntervalMask:
-        """Query i sees key j if lo[i] <= j < hi[i].
+        """Query i attends to key j if lo[i] <= j < hi[i].
 
-        Nothing is read on the host: bounds are clamped to 0 and seqlen_k, and a query with lo >= hi
-        sees no key.
+        The host does not read the bounds, so it cannot refuse any: they are clamped to the range
+        from 0 to seqlen_k, and a query with lo >= hi attends to no key.
 
         Args:
             lo: [seqlen_q], [batch or 1, seqlen_q] or [batch or 1, num_heads_q or 1, seqlen_q],
                 int32 or int64, on the device of the queries.
             hi: Likewise, with axes that broadcast against those of lo.
-            seqlen_k: Keys.
-            causal: Also clamp hi[i] to i + seqlen_k - seqlen_q + 1, like a causal mask aligned to
+            seqlen_k: Number of keys.
+            causal: Also limit hi[i] to i + seqlen_k - seqlen_q + 1, like a causal mask aligned to
                 the bottom right. This halves the workspace of the backward.
 
         Raises:
-            TypeError: lo or hi is no tensor of integers, seqlen_k no int, or causal no bool.
-            ValueError: Shapes, layouts, devices or seqlen_k do not fit.
+            TypeError: lo or hi is not a tensor of int32 or int64, seqlen_k is not an int, or causal
+                is not a bool.
+            ValueError: lo and hi have unsupported shapes or layouts or different devices, or
+                seqlen_k is out of range.
         """
         lows, highs = _parse_bounds(lo, hi)
         keys = _parse_keys("seqlen_k", seqlen_k)
@@ -92,23 +94,26 @@ class IntervalMask(NamedTuple):
         total_k: int | None = None,
         causal: bool = False,
     ) -> IntervalMask:
-        """Query i of a packed sequence sees the sequence's key j if lo[i] <= j < hi[i].
+        """Query i of the pack attends to key j of its own sequence if lo[i] <= j < hi[i].
 
-        Use it as a mask of `flash_attn_varlen_func`, or for a batch of 1. Nothing is read on the
-        host: bounds are clamped to the keys of the sequence, whose first key is 0. Queries outside
-        of every sequence see no key.
+        Use it as the mask of `flash_attn_varlen_func`, or of a batch of 1. The first key of each
+        sequence is key 0. The host does not read the bounds: they are clamped to the keys of the
+        sequence. Queries that belong to no sequence attend to no key.
 
         Args:
             lo: [total_q], or [1, num_heads_q or 1, total_q], otherwise as in `of`.
             hi: Likewise.
-            cu_seqlens_q: [sequences + 1], int32 or int64: where the queries of each sequence begin.
-            cu_seqlens_k: [sequences + 1], likewise of keys. Defaults to those of the queries.
-            total_k: Keys of the pack. Defaults to total_q if cu_seqlens_k is None.
-            causal: Also clamp hi to the diagonal of each sequence, aligned to the bottom right.
+            cu_seqlens_q: [sequences + 1], int32 or int64: the first query of each sequence, and the
+                end of the last sequence.
+            cu_seqlens_k: Likewise for keys. Defaults to cu_seqlens_q.
+            total_k: Number of keys of the pack. Defaults to total_q; required with cu_seqlens_k.
+            causal: Also limit hi to the diagonal of each sequence, aligned to the bottom right.
 
         Raises:
-            TypeError: As in `of`, or cu_seqlens is no tensor of integers.
-            ValueError: Likewise, or total_k is missing.
+            TypeError: As in `of`, or cu_seqlens_q or cu_seqlens_k is not a tensor of int32 or
+                int64.
+            ValueError: As in `of`, or lo or hi has a batch, the cu_seqlens have a wrong shape,
+                device or different lengths, or total_k is missing.
         """
         lows, highs = _parse_bounds(lo, hi)
         if lows.shape[0] != 1:
@@ -136,7 +141,7 @@ class IntervalMask(NamedTuple):
 
     @property
     def layout(self) -> list[int]:
-        """The operators' list of integers, see layout.py."""
+        """The mask as the list of integers that the operators take, see layout.py."""
         return _list_layout(self[1:5])
 
     def require(self, q: Tensor, k: Tensor) -> None:
@@ -149,7 +154,7 @@ class IntervalMask(NamedTuple):
             raise complain(ValueError, message)
 
     def is_within(self, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> bool:
-        """Return whether no query sees keys of another sequence; waits if the mask is on a GPU."""
+        """Return whether no query attends to another sequence; waits if the mask is on a GPU."""
         lo, hi = self._bounds()
         none = torch.zeros_like(lo)
         first, end = _shift_bounds(
@@ -158,13 +163,16 @@ class IntervalMask(NamedTuple):
         return bool(((lo >= hi) | ((first <= lo) & (hi <= end))).all())
 
     def visible(self) -> Tensor:
-        """Return booleans [batches, heads, seqlen_q, seqlen_k] on the plan's device."""
+        """Return which keys each query attends to, on the plan's device.
+
+        The booleans have shape [batches, heads, seqlen_q, seqlen_k].
+        """
         lo, hi = (x.unsqueeze(-1) for x in self._bounds())
         keys = torch.arange(self.seqlen_k, device=self.plan.device)
         return (lo <= keys) & (keys < hi)
 
     def _bounds(self) -> tuple[Tensor, ...]:
-        """Return the first key and the end, [batches, heads, seqlen_q]: views of the plan."""
+        """Return lo and hi, each [batches, heads, seqlen_q], as views of the plan."""
         begin = self.layout[len(SIZES) + list(ARRAYS).index("rows")]
         rows = _tiles(self.seqlen_q) * TILE
         planes = self.batches, self.heads
@@ -198,7 +206,7 @@ def load_intervals(
     causal: bool,  # noqa: FBT001
     is_packed: bool = False,  # noqa: FBT001, FBT002
 ) -> IntervalMask:
-    """Return a saved mask, planned anew, because a file may contain anything."""
+    """Return a saved mask with a new plan, because a file may contain anything."""
     require_bool("is_packed", is_packed)
     mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k, causal=causal)
     return mask._replace(is_packed=is_packed)
@@ -208,7 +216,7 @@ torch.serialization.add_safe_globals([load_intervals])
 
 
 def _parse_keys(name: str, keys: int) -> int:
-    """Return a checked number of keys: a Python int, a symbolic int or a numpy int."""
+    """Check a number of keys, and return it; a numpy int becomes a Python int."""
     if isinstance(keys, bool) or not isinstance(keys, (int, torch.SymInt, Integral)):
         raise complain(TypeError, f"{name} must be an int, got {type(keys).__name__}")
     if not 0 <= keys <= MAX_SEQLEN:
@@ -226,7 +234,7 @@ def _parse_bounds(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _parse_ends(name: str, cu_seqlens: Tensor, lo: Tensor) -> Tensor:
-    """Check everything of cu_seqlens but its values."""
+    """Return cu_seqlens after checking its dtype, shape and device, but not its values."""
     ends = _parse(name, cu_seqlens)
     if cu_seqlens.dim() != 1 or ends.shape[2] < 1:
         message = f"{name} must have shape [sequences + 1], got {list(cu_seqlens.shape)}"
@@ -240,20 +248,20 @@ def _parse_ends(name: str, cu_seqlens: Tensor, lo: Tensor) -> Tensor:
 def _shift_bounds(
     lo: Tensor, hi: Tensor, ends: tuple[Tensor, Tensor], *, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Convert bounds that count keys within sequences to bounds that count keys of the pack.
+    """Return lo and hi counted from the first key of the pack instead of from that of a sequence.
 
     Args:
         lo: [1, heads, total_q].
         hi: Likewise.
-        ends: cu_seqlens of queries and of keys.
-        causal: Whether hi ends at the diagonal of its sequence.
+        ends: cu_seqlens_q and cu_seqlens_k.
+        causal: Whether to limit hi to the diagonal of the sequence.
     """
     ends_q, ends_k = (x.to(torch.int64) for x in ends)
     rows = torch.arange(lo.shape[2], device=lo.device)
-    number = torch.searchsorted(ends_q, rows, right=True)  # the sequence of each query
+    number = torch.searchsorted(ends_q, rows, right=True)  # index + 1 of the query's sequence
     exists = number < ends_q.shape[0]
     number = torch.where(exists, number, 0)
-    # Rows that belong to no sequence get the range of any sequence here, and hi = 0 below.
+    # Rows that belong to no sequence get an arbitrary range here, and hi = 0 below.
     begin, end = ends_k[number - 1], ends_k[number]
     lo, hi = (x.to(torch.int64).clamp(0, MAX_SEQLEN) for x in (lo, hi))
     hi = torch.minimum(begin + hi, end)
@@ -263,7 +271,7 @@ def _shift_bounds(
 
 
 def _parse(name: str, x: Tensor) -> Tensor:
-    """Return bounds as [batch or 1, heads or 1, seqlen_q]."""
+    """Return a checked tensor of integers as a view [batch or 1, heads or 1, seqlen_q]."""
     if not isinstance(x, torch.Tensor) or x.dtype not in _DTYPES:
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         got = str(kind).removeprefix("torch.")
@@ -281,7 +289,7 @@ def _parse(name: str, x: Tensor) -> Tensor:
 
 
 def _sizes(sizes: tuple[int, ...]) -> dict[str, int]:
-    """Return the number of elements of each array of a plan, by its name in the layout.
+    """Return the number of int32 values of each array of a plan, by array name.
 
     Args:
         sizes: Numbers of batches, heads, queries and keys.
@@ -307,8 +315,8 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
     Args:
         lo: [batches, heads, seqlen_q].
         hi: Likewise.
-        seqlen_k: Keys.
-        causal: Whether hi ends at the diagonal.
+        seqlen_k: Number of keys.
+        causal: Whether to limit hi to the diagonal.
     """
     seqlen_q = lo.shape[2]
     lo, hi = (x.to(torch.int64).clamp(0, seqlen_k) for x in (lo, hi))
@@ -332,14 +340,15 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
 
 
 def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, causal: bool) -> Tensor:
-    """Return the dS slots before each key tile, with slots for all tiles that causal does not mask.
+    """Return [key tiles + 1], the number of dS slots before each key tile.
 
-    Reserving slots for visible tiles only would make the host wait.
+    Each tile that `causal` does not mask has a slot. To reserve slots for visible tiles only, the
+    host would have to wait for the GPU.
     """
     query_tiles = _tiles(seqlen_q)
     numbers = torch.arange(_tiles(seqlen_k), device=device)
     masked = torch.zeros_like(numbers)
-    if causal:  # the query tiles before the first query that sees the key tile's first key
+    if causal:  # query tiles before the first query that attends to the tile's first key
         masked = (numbers * TILE - (seqlen_k - seqlen_q)).clamp(min=0) // TILE
     return pad((query_tiles - masked).cumsum(0), (1, 0))
 
@@ -353,18 +362,18 @@ torch.library.register_fake("flash_dist::plan_intervals", _plan_fake, lib=_libra
 
 
 def _list_layout(sizes: tuple[int, ...]) -> list[int]:
-    """Return the layout of a mask for these batches, heads, queries and keys."""
+    """Return the integers of layout.py for a mask of these batches, heads, queries and keys."""
     return [ROWS, *sizes, *lay_out(_sizes(sizes))[0].values()]
 
 
 @lru_cache(maxsize=64)
 def list_integers(*sizes: int) -> Tensor:
-    """Return the layout as a shared tensor: do not write to it, nor call this in a fake mode."""
+    """Return the layout as a cached tensor. Do not write to it or call this in a FakeTensorMode."""
     return torch.tensor(_list_layout(sizes), dtype=torch.int64, device="cpu")
 
 
 @lru_cache(maxsize=64)
 def list_key_slots(seqlen_q: int, seqlen_k: int, *, causal: bool) -> Tensor:
-    """Return the dS slots before each key tile, from which the host plans the backward."""
+    """Return the number of dS slots before each key tile, for the host's plan of the backward."""
     require_index(_tiles(seqlen_q) * _tiles(seqlen_k))
     return _key_slots(seqlen_q, seqlen_k, "cpu", causal=causal).to(torch.int32)

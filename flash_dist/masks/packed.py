@@ -30,13 +30,13 @@ class _Sequence(NamedTuple):
     rows: slice
     keys: slice
     shape: Shape
-    intervals: Intervals  # [1, heads, queries], keys counted within the sequence
-    others: list[Term]  # terms other than intervals
+    intervals: Intervals  # lo, hi [1, heads, queries], counted from the sequence's first key
+    others: list[Term]  # terms without intervals
 
 
 @dataclass(frozen=True, eq=False)
 class PackedTerm(Term):
-    """Each query sees the keys of its own sequence that the sequence's mask shows."""
+    """Each query attends to the keys of its own sequence that the sequence's mask allows."""
 
     name = "packed"
     masks: tuple[Terms, ...]  # one per sequence, or one for all
@@ -66,7 +66,7 @@ class PackedTerm(Term):
         object.__setattr__(self, "sequences", tuple(found))
 
     def _places(self) -> Iterator[tuple[Terms, slice, slice]]:
-        """Yield each sequence's terms, queries and keys."""
+        """Yield the terms of each sequence's mask, and the slices of its queries and keys."""
         ends = zip(pairwise(self.ends_q.tolist()), pairwise(self.ends_k.tolist()), strict=True)
         for number, (q, k) in enumerate(ends):
             yield self.masks[number % len(self.masks)], slice(*q), slice(*k)
@@ -97,7 +97,7 @@ class PackedTerm(Term):
         return lo, hi
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the term knows its sizes
-        """See `Term.words`; sets all bits if the intervals are exact."""
+        """See `Term.words`; sets all bits of sequences whose mask is exactly its intervals."""
         _, heads, rows = part
         planes = len(range(self.sizes.planes()[1])[heads]) if self.sizes.planes()[1] > 1 else 1
         size = (1, planes, rows.stop - rows.start, columns.stop - columns.start)
@@ -127,7 +127,7 @@ class PackedTerm(Term):
 
 @contextmanager
 def _naming(number: int, count: int) -> Iterator[None]:
-    """Prefix the ValueErrors of a sequence's mask with the number of the sequence."""
+    """Prefix the ValueErrors of a sequence's mask with the index of the sequence."""
     try:
         yield
     except ValueError as error:
@@ -136,7 +136,7 @@ def _naming(number: int, count: int) -> Iterator[None]:
 
 
 def _show(one: _Sequence, part: Part) -> Tensor:
-    """Return booleans [1, heads, rows, keys] of the terms that are not intervals."""
+    """Return the sequence's terms without intervals as booleans [1, heads, rows, keys]."""
     columns = slice(0, words_of(one.shape.seqlen_k))
     words = torch.full((1, 1, 1, columns.stop), -1, dtype=torch.int64, device="cpu")
     for term in one.others:
@@ -145,7 +145,7 @@ def _show(one: _Sequence, part: Part) -> Tensor:
 
 
 def _place(shown: Tensor, keys: slice, columns: slice) -> Tensor:
-    """Return some columns of the pack's words, given booleans of one sequence's keys."""
+    """Return the pack's words in `columns`, given booleans over the keys of one sequence."""
     first, end = columns.start * WORD, columns.stop * WORD
     visible = shown.new_zeros((*shown.shape[:-1], end - first))
     begin, stop = max(keys.start, first), min(keys.stop, end)

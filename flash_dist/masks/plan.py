@@ -1,18 +1,18 @@
 """Plan of a mask for the kernels: int32 arrays in one buffer, and their offsets.
 
 A tile is TILE queries by TILE keys. The leading axes [batches, heads] of an array are 1 if the mask
-does not differ along them. The arrays fill MaskParams of csrc/core/params.h; layout.py describes
-how.
+does not differ along them. An end is one more than the last. The arrays fill MaskParams of
+csrc/core/params.h; layout.py describes how.
 
-    key_bounds    [batches, 2] first and end key that any query sees
+    key_bounds    [batches, 2] first and end key that any query attends to
     rows          [batches, heads, query_tiles * TILE, 2] first and end key of a query
     query_ranges  [batches, heads, query_tiles, 4] least and greatest first key, least and greatest
                   end key of the queries of a tile
     key_ranges    [batches, heads, key_tiles, 2] first and end query tile
-    key_slots     [key_tiles + 1] slots of dS before each key tile, in any plane
+    key_slots     [key_tiles + 1] number of dS slots before each key tile, in each plane
     by_query_...  two TileLists, with lines of 64 and of 128 queries, see tiles.py
     by_key_...    likewise for lines of keys
-    bits          [index, TILE, 2] keys that a query sees, low word first
+    bits          [index, TILE, 2] visible keys of each query of a tile, low word first
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class MaskPlan:
 
     @property
     def key_slots(self) -> Tensor:
-        """The dS slots before each key tile, from which the host plans the backward."""
+        """The number of dS slots before each key tile, from which the host plans the backward."""
         return self.arrays["key_slots"]
 
     def digest(self) -> str:
-        """Return a hash of the sizes and arrays, independent of their order in the buffer."""
+        """Return a hash of the sizes and arrays, independent of the offsets in the buffer."""
         told = [
             [
                 name.rsplit("_", 1) if name.startswith("by_") else [name],  # [list, array]
@@ -74,7 +74,7 @@ def pack_plan(kind: int, shape: Shape, arrays: Mapping[str, Tensor]) -> MaskPlan
     """Return the plan with its arrays in one buffer; `MaskPlan.arrays` are views of it."""
     offsets, end = lay_out({name: array.numel() for name, array in arrays.items()})
     require_index(end)
-    # The end padding gives an empty last array a valid address, too.
+    # The padding at the end gives even an empty last array a valid address.
     packed = torch.zeros(end + ALIGNMENT, dtype=torch.int32, device="cpu")
     views = {}
     for name, begin in offsets.items():
@@ -89,7 +89,7 @@ def pack_plan(kind: int, shape: Shape, arrays: Mapping[str, Tensor]) -> MaskPlan
 def lay_out(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """Return the offset of each of ARRAYS in one buffer, and the buffer's size.
 
-    An array without a size is ABSENT.
+    An array that `sizes` does not contain has the offset ABSENT.
     """
     offsets, end = dict.fromkeys(ARRAYS, ABSENT), 0
     for name in ARRAYS:

@@ -43,7 +43,7 @@ def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
 
 
 def split_terms(terms: Sequence[Term], shape: Shape) -> tuple[Intervals, list[Term]]:
-    """Return lo and hi, outside of which no query sees a key, and the terms without intervals.
+    """Return lo and hi, which contain all visible keys, and the terms without intervals.
 
     If there are no such terms, the mask is exactly these intervals.
     """
@@ -60,7 +60,7 @@ def _key_bounds(bounds: Tensor, shape: Shape) -> dict[str, Tensor]:
 
 
 def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
-    """Return lo and hi [batch, heads, seqlen_q]; a row without keys is (0, 0)."""
+    """Return the intersection as lo and hi [batch, heads, seqlen_q]; an empty row is (0, 0)."""
     lo = torch.zeros(1, 1, 1, dtype=torch.int64, device="cpu")
     hi = torch.full((1, 1, 1), shape.seqlen_k, device="cpu")
     for more_lo, more_hi in intervals:

@@ -1,4 +1,4 @@
-"""Ranges of keys that a tile of queries, or all queries of a batch entry, see."""
+"""Ranges of keys that a tile of queries, or all queries of a batch entry, attend to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .layout import TILE
 Tensor = torch.Tensor
 
 BEYOND: Final = 1 << 31  # larger than any key
-PAIRS_AT_ONCE: Final = 1 << 18  # pairs of tiles processed at a time: at most 5 MiB
+PAIRS_AT_ONCE: Final = 1 << 18  # most pairs of tiles to compare at once, in at most 5 MiB
 
 
 def to_tiles(x: Tensor) -> Tensor:
@@ -26,8 +26,8 @@ def to_tiles(x: Tensor) -> Tensor:
 def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
     """Return [..., query tiles, 4]: min and max of lo, then min and max of hi.
 
-    Rows that see no key have no effect on min of lo and max of hi. If a tile has such a row, max of
-    lo and min of hi are 0, so that the tile does not count as full.
+    Rows without a visible key have no effect on min of lo and max of hi. If a tile has such a row,
+    max of lo and min of hi are 0, so that the tile does not count as full.
     """
     exists = to_tiles(torch.ones(lo.shape[-1], dtype=torch.bool, device=lo.device))
     lo, hi = to_tiles(lo), to_tiles(hi)
@@ -43,7 +43,7 @@ def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
 
 
 def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
-    """Return [batch, 2]: first and end key that any query of any head sees; (0, 0) if none.
+    """Return [batch, 2]: first and end key that any query of any head attends to, else (0, 0).
 
     Args:
         lo: [batch, heads, seqlen_q].
@@ -56,17 +56,17 @@ def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
 
 
 def bounds_of_keys(visible: Tensor) -> Tensor:
-    """Return the ranges of `bounds_of_intervals` from words [batch, words] of visible keys."""
+    """Return the result of `bounds_of_intervals` from words [batch, words] of visible keys."""
     keys = torch.arange(WORD * visible.shape[1], device="cpu")
     return bounds_of_intervals(keys, keys + unpack(visible, len(keys)))  # one interval per key
 
 
 def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
-    """Return [batch, heads, key tiles, 2]: first and end query tile that may see a key tile.
+    """Return [batch, heads, key tiles, 2]: first and end query tile that may attend to the tile.
 
     Args:
         ranges: [batch, heads, query tiles, 4], made by `query_ranges`, on any device.
-        seqlen_k: Keys.
+        seqlen_k: Number of keys.
     """
     begin, end = ranges[..., 0] // TILE, -(-ranges[..., 3] // TILE)
     key_tiles = -(-seqlen_k // TILE)
@@ -77,7 +77,7 @@ def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
 
 
 def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
-    """Return first and end query tile [..., key tiles] from the key tiles of each query tile.
+    """Return first and end query tile [..., key tiles], given the key tiles of each query tile.
 
     Compares every pair of tiles, with few kernel launches but memory for all pairs.
     """

@@ -2,7 +2,7 @@
 
 A compiled graph stores numbers and tensors, but no objects. It refers to a mask by its handle, an
 int that is unique in the process. Work that needs the object (the plan, the lock, the copy to a
-device) happens here, in a registered operator, never in traced code.
+device) is done here, called from a registered operator and never from traced code.
 
 A mask's tensors are made once per device and shape, on first use, and freed with the mask. A mask
 stays alive beyond its last reference while it is among the MAX_CACHED masks that compiled graphs
@@ -40,7 +40,7 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 MAX_CACHED: Final = 32  # masks kept alive for compiled graphs until their backward
 MAX_SHAPES: Final = 32  # plans cached per mask and device
 DEFAULT_STREAM: Final = 0  # CUDA's legacy stream, which no graph can be captured on
-MAX_STREAMS: Final = 256  # remembered per buffer; then the allocator is told again
+MAX_STREAMS: Final = 256  # streams remembered per buffer; then all are forgotten
 FIRST_HANDLE: Final = 2  # torch.compile specializes on 0 and 1
 RECORDED: Final = (  # hint for graphs that must not store a handle
     "`BlockMask.full`, `causal` and `sliding_window` are bands, recorded as numbers; an "
@@ -54,10 +54,11 @@ def is_traced() -> bool:
 
 
 def outside_graphs(function: Function) -> Function:
-    """Exclude from torch.compile a function that makes or plans a mask on the host.
+    """Exclude a function that makes or plans a mask on the host from torch.compile.
 
-    Dynamo raises for a traced call. At a graph break it would compile each callee separately, for
-    each shape, and Inductor cannot compile some of their operations.
+    A traced call raises TypeError. Dynamo is disabled in the function: after a graph break, it
+    would compile each callee separately for each shape, and Inductor cannot compile some of their
+    operations.
     """
     disabled: list[Callable[..., Any]] = []
 
@@ -148,7 +149,7 @@ class _DeviceCache:
     def _make(self, mask: Mask, device: torch.device, shape: Shape) -> DevicePlan:
         plan = mask.plan(*shape)
         for known in self.plans.values():
-            if known.plan is plan:  # shapes differ only in an axis that the mask does not have
+            if known.plan is plan:  # another shape, different only in a broadcast axis
                 return known
         return DevicePlan(plan, upload(plan.packed, device), set())
 
@@ -159,7 +160,7 @@ class _Entry:
     def __init__(self, mask: Mask) -> None:
         self.mask = weakref.ref(mask)
         self.caches: dict[torch.device, _DeviceCache] = {}
-        self.last: dict[int, tuple[tuple[int, ...], int, DevicePlan]] = {}  # by index of the GPU
+        self.last: dict[int, tuple[tuple[int, ...], int, DevicePlan]] = {}  # by GPU index
 
 
 _entries: dict[int, _Entry] = {}
@@ -170,7 +171,7 @@ _captured: dict[int, DevicePlan] = {}  # by id of the buffer
 
 
 def register(mask: Mask) -> int:
-    """Return the handle of a new mask."""
+    """Register a new mask, and return its handle."""
     handle = next(_handles)
     _entries[handle] = _Entry(mask)
     weakref.finalize(mask, _entries.pop, handle, None)
@@ -197,7 +198,7 @@ def cache(handle: int) -> None:
 
 
 def lookup(handle: int, device: torch.device, shape: Shape) -> DevicePlan:
-    """Return a mask's tensors for calls of one shape on the current stream of a device."""
+    """Return a mask's plan for calls of one shape, held for the current stream of a device."""
     entry, mask = _find(handle)
     cache_of_device = entry.caches.get(device) or entry.caches.setdefault(device, _DeviceCache())
     found = cache_of_device.lookup(mask, device, shape)
@@ -209,9 +210,9 @@ def lookup(handle: int, device: torch.device, shape: Shape) -> DevicePlan:
 def lookup_last(
     handle: int, index: int, sizes_q: tuple[int, ...], seqlen_k: int
 ) -> DevicePlan | None:
-    """Return the plan of the last call on a GPU if its sizes match, for the current stream.
+    """Return the plan of the last call on a GPU, held for the current stream, if its sizes match.
 
-    Layers share a mask and a shape. A full lookup takes several times as long.
+    Layers share a mask and a shape. `lookup` takes several times as long.
     """
     entry = _entries.get(handle)
     last = entry.last.get(index) if entry is not None else None

@@ -1,4 +1,4 @@
-"""BlockMask: which keys each query sees, as an object that belongs to no device."""
+"""BlockMask: which keys each query attends to, as an object that belongs to no device."""
 
 from __future__ import annotations
 
@@ -56,27 +56,28 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-PLANS_KEPT: Final = 32  # shapes per mask whose plan is cached
-PARTS_KEPT: Final = 256  # indices per mask whose part is cached
+PLANS_KEPT: Final = 32  # plans cached per mask, by shape
+PARTS_KEPT: Final = 256  # parts cached per mask, by index
 
 
 class BlockMask:
-    """A mask: which keys each query sees. Immutable, and combined with `&`.
+    """A mask: which keys each query attends to. Immutable, and combined with `&`.
 
     Make masks with the class methods only. These copy tensors from any device to the host at once,
-    so later changes have no effect. A mask belongs to no device: one object serves layers on
-    several GPUs and on the CPU. Compiled functions use masks that were made outside of them.
+    so later changes of the tensors have no effect. A mask belongs to no device: one object serves
+    layers on several GPUs and on the CPU. Compiled functions can only use masks that were made
+    outside of them.
 
     `full`, `causal`, `sliding_window`, `padding` and `prefix` fit any seqlen. The others have fixed
-    seqlens, and a call of another shape raises ValueError. A batch or heads axis of 1 fits any
-    number.
+    seqlens, except that `from_intervals` fits any seqlen_k from the largest hi on if none is given.
+    A call of another shape raises ValueError. A batch or heads axis of 1 fits any number.
     """
 
     __slots__ = (
         *("__weakref__", "_band", "_lock", "_parts", "_plans", "_sizes", "_terms", "handle"),
         "is_packed",
     )
-    __iter__ = None  # indexing works, but a mask for any batch has no length
+    __iter__ = None  # Python would iterate by index, without end if the batch is 1
 
     _band: Band | None
     _lock: threading.Lock
@@ -85,7 +86,7 @@ class BlockMask:
     _sizes: Sizes
     _terms: tuple[Term, ...]
     handle: int  # number by which compiled graphs refer to the mask, see registry.py
-    is_packed: bool  # a mask of packed sequences: no query sees keys of another sequence
+    is_packed: bool  # made by `packed`: no query attends to keys of another sequence
 
     def __init__(self) -> None:
         raise complain(
@@ -117,18 +118,18 @@ class BlockMask:
     @classmethod
     @outside_graphs
     def full(cls) -> BlockMask:
-        """Every query sees every key."""
+        """Every query attends to every key."""
         return cls._of()
 
     @classmethod
     @outside_graphs
     def causal(cls, *, alignment: Alignment = "bottom_right") -> BlockMask:
-        """Query i sees key j if j <= i + shift.
+        """Query i attends to key j if j <= i + shift.
 
         Args:
-            alignment: `bottom_right`: shift is seqlen_k - seqlen_q, so that the last query sees
-                every key (flash-attention). `top_left`: shift is 0, so that the first query sees
-                the first key (`is_causal` of torch).
+            alignment: `bottom_right`: shift is seqlen_k - seqlen_q, so that the last query attends
+                to every key (flash-attention). `top_left`: shift is 0, so that the first query
+                attends to the first key only (`is_causal` of torch).
         """
         return cls.sliding_window(None, 0, alignment=alignment)
 
@@ -137,11 +138,11 @@ class BlockMask:
     def sliding_window(
         cls, left: int | None, right: int | None, *, alignment: Alignment = "bottom_right"
     ) -> BlockMask:
-        """Query i sees key j if i + shift - left <= j <= i + shift + right.
+        """Query i attends to key j if i + shift - left <= j <= i + shift + right.
 
         Args:
-            left: Keys before the diagonal, 0 or more; None or -1: all of them.
-            right: Keys after the diagonal, likewise.
+            left: Number of keys before the diagonal, 0 or more; None or -1: all of them.
+            right: Number of keys after the diagonal, likewise.
             alignment: Position of the diagonal, as in `causal`.
         """
         band = Band.of(left, right, alignment)
@@ -150,7 +151,7 @@ class BlockMask:
     @classmethod
     @outside_graphs
     def padding(cls, lengths: Integers, *, side: Literal["left", "right"] = "right") -> BlockMask:
-        """Every query sees the existing keys; keys in the padding are never read.
+        """Every query attends to the existing keys; keys in the padding are never read.
 
         Args:
             lengths: [batch], integers from 0 to seqlen_k: number of existing keys per batch entry.
@@ -164,9 +165,9 @@ class BlockMask:
     @classmethod
     @outside_graphs
     def prefix(cls, lengths: Integers, *, alignment: Alignment = "bottom_right") -> BlockMask:
-        """Causal, except for a prefix that every query sees (prefix-LM).
+        """Causal, except for a prefix that every query attends to (prefix-LM).
 
-        Query i sees key j if j < length or j <= i + shift.
+        Query i attends to key j if j < length or j <= i + shift.
 
         Args:
             lengths: [batch], integers from 0 to seqlen_k.
@@ -178,29 +179,29 @@ class BlockMask:
     @classmethod
     @outside_graphs
     def block_causal(cls, q_block_ids: Integers, k_block_ids: Integers | None = None) -> BlockMask:
-        """Query i sees key j if k_block_ids[j] <= q_block_ids[i].
+        """Query i attends to key j if k_block_ids[j] <= q_block_ids[i].
 
-        Blocks are causal, and a block sees all of itself. Ids need not be sorted, but the mask is
-        slower if the visible keys of a query are not contiguous.
+        A query attends to all keys of its own block and of blocks with lower ids. Ids need not be
+        sorted, but the mask is slower if the visible keys of a query are not contiguous.
 
         Args:
             q_block_ids: [seqlen_q] or [batch, seqlen_q], integers.
-            k_block_ids: [seqlen_k] or [batch, seqlen_k], integers. Defaults to those of the
-                queries.
+            k_block_ids: [seqlen_k] or [batch, seqlen_k], integers. Defaults to q_block_ids.
         """
         return cls._of(BlockCausalTerm(*parse_ids("block_ids", q_block_ids, k_block_ids)))
 
     @classmethod
     @outside_graphs
     def documents(cls, q_ids: Integers, k_ids: Integers | None = None) -> BlockMask:
-        """Query i sees key j if k_ids[j] == q_ids[i].
+        """Query i attends to key j if k_ids[j] == q_ids[i].
 
-        For causal documents, combine it with `causal`, if every document has as many queries as
-        keys.
+        For causal documents, combine it with `causal`. This requires that every document has
+        as many queries as keys.
 
         Args:
-            q_ids: [seqlen_q] or [batch, seqlen_q], integers: the document of each query. Any order.
-            k_ids: [seqlen_k] or [batch, seqlen_k], integers. Defaults to those of the queries.
+            q_ids: [seqlen_q] or [batch, seqlen_q], integers in any order: the document of each
+                query.
+            k_ids: [seqlen_k] or [batch, seqlen_k], integers. Defaults to q_ids.
         """
         return cls._of(DocumentTerm(*parse_ids("ids", q_ids, k_ids)))
 
@@ -209,12 +210,12 @@ class BlockMask:
     def from_intervals(
         cls, lo: Integers, hi: Integers, *, seqlen_k: int | None = None
     ) -> BlockMask:
-        """Query i sees key j if lo[i] <= j < hi[i].
+        """Query i attends to key j if lo[i] <= j < hi[i].
 
         Args:
             lo: [seqlen_q], [batch or 1, seqlen_q] or [batch or 1, num_heads_q or 1, seqlen_q],
-                integers, at least 0. A query with lo >= hi sees no key.
-            hi: Like lo, with axes that broadcast against it; at most seqlen_k.
+                integers, at least 0. A query with lo >= hi attends to no key.
+            hi: Likewise, with axes that broadcast against those of lo; at most seqlen_k.
             seqlen_k: If given, the mask fits this number of keys only.
         """
         lows, highs = broadcast_bounds(parse_interval("lo", lo), parse_interval("hi", hi))
@@ -226,14 +227,15 @@ class BlockMask:
     @classmethod
     @outside_graphs
     def from_dense(cls, mask: Tensor) -> BlockMask:
-        """Query i sees key j if mask[..., i, j].
+        """Query i attends to key j if mask[..., i, j].
 
-        Stored as one bit per pair. Expanded batch and heads axes (stride 0) are stored once.
+        The mask is stored as one bit per query and key. Expanded batch and heads axes (stride 0)
+        are stored once.
 
         Args:
             mask: [seqlen_q, seqlen_k] or [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k],
-                torch.bool. True is visible, as in torch's `scaled_dot_product_attention`. For equal
-                rows pass `mask.expand(batch, 1, seqlen_q, seqlen_k)`.
+                torch.bool. True is visible, as in torch's `scaled_dot_product_attention`. If all
+                rows are the same, pass `mask.expand(batch, 1, seqlen_q, seqlen_k)`.
         """
         visible = parse_bools("mask", mask, PAIRS)
         for axis in (0, 1):
@@ -251,13 +253,13 @@ class BlockMask:
         seqlen_q: int | None = None,
         seqlen_k: int | None = None,
     ) -> BlockMask:
-        """Query i sees key j if tiles[..., i // block_q, j // block_k].
+        """Query i attends to key j if tiles[..., i // block_q, j // block_k].
 
         Args:
             tiles: [rows, columns] or [batch or 1, num_heads_q or 1, rows, columns], torch.bool.
             block_size: Queries and keys per block: one number, or (block_q, block_k).
-            seqlen_q: Queries; the last block may be partial. Defaults to rows * block_q.
-            seqlen_k: Keys, likewise.
+            seqlen_q: Number of queries; the last block may be partial. Defaults to rows * block_q.
+            seqlen_k: Number of keys, likewise. Defaults to columns * block_k.
         """
         visible = parse_bools("tiles", tiles, TILES)
         block_q, block_k = parse_block_size(block_size)
@@ -277,18 +279,21 @@ class BlockMask:
         total_q: int | None = None,
         total_k: int | None = None,
     ) -> BlockMask:
-        """Query i of a packed sequence sees the sequence's key j if the sequence's mask shows it.
+        """Each query attends to the keys of its own sequence that the sequence's mask allows.
 
-        Use it as a mask of `flash_attn_varlen_func`, or for a batch of 1. Queries see no key of
-        other sequences. `&` combines it with a mask of the whole pack.
+        Use it as the mask of `flash_attn_varlen_func`, or of a batch of 1. `&` combines it with a
+        mask of the whole pack.
 
         Args:
-            masks: One mask per sequence, or a single mask whose batch entries are the sequences.
-            cu_seqlens_q: [sequences + 1]: where the queries of each sequence begin, as in the call.
-            cu_seqlens_k: [sequences + 1], likewise of keys. Defaults to those of the queries.
-            total_q: Queries of the pack. Defaults to the last of cu_seqlens_q; later queries see no
-                key.
-            total_k: Keys, likewise. Defaults to total_q if cu_seqlens_k is None.
+            masks: One mask per sequence, or a single mask whose batch entries are the sequences. A
+                single mask with a batch of 1 applies to all sequences.
+            cu_seqlens_q: [sequences + 1], as in the call: the first query of each sequence, and the
+                end of the last sequence.
+            cu_seqlens_k: Likewise for keys. Defaults to cu_seqlens_q.
+            total_q: Number of queries of the pack. Defaults to cu_seqlens_q[-1]. Queries from
+                cu_seqlens_q[-1] on attend to no key.
+            total_k: Number of keys of the pack. Defaults to cu_seqlens_k[-1], or to total_q if
+                cu_seqlens_k is None.
         """
         ends_q, queries = parse_ends("cu_seqlens_q", cu_seqlens_q, total_q)
         if cu_seqlens_k is None:
@@ -306,12 +311,12 @@ class BlockMask:
     def from_flex(cls, block_mask: flex_attention.BlockMask) -> BlockMask:
         """Return the mask that FlexAttention applies for a BlockMask of torch.
 
-        This calls its mask_mod once, on the BlockMask's device, for partial blocks, some rows at a
-        time. Later changes of objects that mask_mod reads do not change this mask.
+        This evaluates its mask_mod once for each query and key of the partial blocks, on the
+        BlockMask's device. Later changes of objects that mask_mod reads do not change this mask.
 
         Args:
-            block_mask: As made by `torch.nn.attention.flex_attention.create_block_mask`. Its batch,
-                heads, block size and seq_lengths are kept.
+            block_mask: As made by `torch.nn.attention.flex_attention.create_block_mask`. The mask
+                takes over its batch, heads and seq_lengths.
         """
         return cls._of(read_flex(block_mask))
 
@@ -329,11 +334,11 @@ class BlockMask:
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> BlockMask:
         """Return the mask of some batch entries, and of some heads, like torch's BlockMask.
 
-        Equal indices return the same object, which is then planned once. Nothing is copied. An axis
-        of 1 fits any number and is kept.
+        The same index returns the same object while it is cached, with its plans. Nothing is
+        copied. An axis of 1 fits any index and is kept.
 
         Args:
-            index: `mask[b]`, `mask[b, h]`: ints, which keep an axis of 1, or slices.
+            index: `b` or `b, h`, each a slice, or an int, which leaves an axis of 1.
         """
         batch, heads = parse_index(index, self._sizes)
         if (batch, heads) == parse_index((), self._sizes):
@@ -348,7 +353,7 @@ class BlockMask:
 
     @property
     def band(self) -> Band | None:
-        """The mask as a band, which needs no arrays; None if it is not a band."""
+        """The mask as a single band, which needs no arrays; None for other masks."""
         return self._band
 
     @property
@@ -358,7 +363,7 @@ class BlockMask:
 
     @outside_graphs
     def plan(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> MaskPlan:
-        """Return the plan for calls of this shape. Made once; thread-safe.
+        """Return the plan for calls of this shape, made on first use and cached. Thread-safe.
 
         Raises:
             ValueError: The mask does not fit the shape.
@@ -372,9 +377,10 @@ class BlockMask:
 
     @outside_graphs
     def visible(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Tensor:
-        """Return booleans [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k] on the CPU.
+        """Return which keys each query attends to, on the CPU, from the definition of the mask.
 
-        Computed from the definition of the mask; tests compare its plan with this.
+        The booleans have shape [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k]. Tests compare
+        the plan with them.
 
         Raises:
             ValueError: The mask does not fit the shape.
@@ -465,7 +471,7 @@ def _immutable(name: str) -> str:
 
 
 def _merge_bands(terms: tuple[Term, ...]) -> tuple[Term, ...]:
-    """Return the terms with bands of equal alignment merged."""
+    """Return the terms with bands of the same alignment merged."""
     bands: dict[bool, Band] = {}
     for term in terms:
         if isinstance(term, BandTerm):

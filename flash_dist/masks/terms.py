@@ -1,8 +1,8 @@
-"""Terms of masks. A term shows some keys to each query; a mask is the intersection of its terms.
+"""Terms of masks. A term allows some keys to each query; a mask is the intersection of its terms.
 
-A term checks whether it fits a call, and returns the keys that each query sees: an interval, or
-words of bits.py if the keys are no interval. Tests compare these with `visible`, which follows the
-term's definition and shares no code with the other methods.
+A term checks whether it fits a call, and returns the keys that each query attends to: as intervals
+if possible, else as words of bits.py. Tests compare these with `visible`, which follows the term's
+definition and shares no code with the other methods.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Term(ABC):
         self.sizes.require(shape)
 
     def values(self) -> tuple[Any, ...]:
-        """Return the term's values for a file. Tensors are copied: a view would store its base."""
+        """Return the values to save in a file. Tensors are copied: a view would save its base."""
         given = (getattr(self, one.name) for one in fields(self) if one.init)
         return tuple(
             x.clone() if isinstance(x, Tensor) else tuple(x) if isinstance(x, Band) else x
@@ -42,33 +42,39 @@ class Term(ABC):
         )
 
     def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - the same for all parts
-        """Return views for some batch entries and heads. Axes of 1 are kept."""
+        """Return the term of some batch entries and heads, as views. Axes of 1 are kept."""
         return self
 
     @abstractmethod
     def intervals(self, shape: Shape) -> Intervals | None:
-        """Return lo and hi [batch or 1, heads or 1, seqlen_q or 1]: query i sees lo <= j < hi."""
+        """Return lo and hi: query i attends to exactly the keys lo[i] <= j < hi[i].
+
+        Their shape is [batch or 1, heads or 1, seqlen_q or 1]. None: the term has no intervals.
+        """
 
     def hull(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - only for terms with a hull
-        """Return intervals outside of which no query sees a key; None: no such bound is known."""
+        """Return intervals outside of which no query attends to a key; None: none are known."""
         return None
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:
         """Return some columns of the words for a part of [batch, heads, seqlen_q], see bits.py.
 
-        Only called for terms without intervals. Batch and heads are 1 if they do not matter. Pairs
-        outside of the hull may have any value.
+        Only called for terms without intervals. Batch and heads are 1 if the term is the same for
+        all of them. Bits outside of the hull may have any value.
         """
         raise NotImplementedError
 
     @abstractmethod
     def visible(self, shape: Shape) -> Tensor:
-        """Return booleans [batch or 1, heads or 1, seqlen_q, seqlen_k], from the definition."""
+        """Return which keys each query attends to, from the definition.
+
+        The booleans have shape [batch or 1, heads or 1, seqlen_q, seqlen_k].
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class BandTerm(Term):
-    """Each query sees the keys of a band around the diagonal."""
+    """Each query attends to the keys of a band around the diagonal."""
 
     name = "band"
     band: Band
@@ -117,7 +123,7 @@ class LengthsTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class PaddingTerm(LengthsTerm):
-    """Each query sees the existing keys, but no padding."""
+    """Each query attends to the existing keys, but to no padding."""
 
     name = "padding"
     at_end: bool  # the padding comes after the keys
@@ -142,7 +148,7 @@ class PaddingTerm(LengthsTerm):
 
 @dataclass(frozen=True, eq=False)
 class PrefixTerm(LengthsTerm):
-    """Causal, plus a prefix of the keys for every query."""
+    """Causal, except for a prefix of the keys that every query attends to."""
 
     name = "prefix"
     bottom_right: bool
@@ -163,7 +169,7 @@ class PrefixTerm(LengthsTerm):
 
 @dataclass(frozen=True, eq=False)
 class IntervalTerm(Term):
-    """Each query sees one interval of keys."""
+    """Each query attends to one interval of keys."""
 
     name = "intervals"
     lo: Tensor  # [batch or 1, heads or 1, seqlen_q]
@@ -263,9 +269,9 @@ class TilesTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class _IdsTerm(Term):
-    """Queries and keys with ids: blocks and documents.
+    """A term that compares ids of queries and keys: of their blocks or documents.
 
-    It has intervals if no query sees keys with a gap between them, whatever the order of the ids.
+    It has intervals if the visible keys of each query are contiguous, whatever the order of ids.
     """
 
     q_ids: Tensor  # [batch or 1, seqlen_q]
@@ -283,10 +289,10 @@ class _IdsTerm(Term):
 
     @abstractmethod
     def _sees(self, q_ids: Tensor, k_ids: Tensor) -> Tensor:
-        """Return whether queries with ids `q_ids` see keys with ids `k_ids`."""
+        """Return whether queries with ids `q_ids` attend to keys with ids `k_ids`."""
 
     def _sorted_ids(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q_ids, sorted k_ids and the key index of each, all with the same batch."""
+        """Return q_ids, the sorted k_ids and the key index of each, all with the same batch."""
         values, order = self.k_ids.sort(dim=-1, stable=True)
         batch, _ = self.sizes.planes()
         q_ids, values, order = (
@@ -309,7 +315,7 @@ class _IdsTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class BlockCausalTerm(_IdsTerm):
-    """A query sees the keys of its own and of earlier blocks: k_id <= q_id."""
+    """A query attends to the keys of its own and of earlier blocks: k_id <= q_id."""
 
     name = "block-causal"
 
@@ -328,7 +334,7 @@ class BlockCausalTerm(_IdsTerm):
 
 @dataclass(frozen=True, eq=False)
 class DocumentTerm(_IdsTerm):
-    """A query sees the keys of its document: k_id == q_id."""
+    """A query attends to the keys of its document: k_id == q_id."""
 
     name = "documents"
 
@@ -349,9 +355,9 @@ def _contiguous(lo: Tensor, hi: Tensor, count: Tensor) -> Intervals | None:
     """Return intervals [batch, 1, seqlen_q] if none has a gap; else None.
 
     Args:
-        lo: [batch, seqlen_q], the first key that a query sees.
-        hi: One more than the last key.
-        count: The number of keys that the query sees.
+        lo: [batch, seqlen_q], the first key that a query attends to.
+        hi: One more than the last key that it attends to.
+        count: The number of keys that it attends to.
     """
     visible = count > 0
     if bool((visible & (hi - lo != count)).any()):

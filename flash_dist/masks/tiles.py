@@ -24,7 +24,7 @@ LEAST_COST: Final = 1 << 11  # least row_cost for strips(): limits the rows proc
 
 
 class VisibleTiles(NamedTuple):
-    """Tiles in which any query sees any key, ordered by plane, query tile and key tile."""
+    """Tiles with at least one visible key, ordered by plane, query tile and key tile."""
 
     plane: Tensor  # [tiles] batch * heads + head
     m: Tensor  # [tiles] query tile
@@ -41,9 +41,9 @@ class TileList(NamedTuple):
     """
 
     begin: Tensor  # [batches * heads * lines + 1]
-    # [:, 4]: tile on the other axis, code of the first 64, code of the second 64, and 0. For lines
-    # of 128 keys the last number is 2 * (how many later lines have the same tile) + (1 if no
-    # earlier line has it).
+    # [:, 4]: tile on the other axis, code for the line's first 64 queries or keys, code for its
+    # second 64, and 0. For lines of 128 keys the last element is 2 * (number of later lines with
+    # the same tile) + (1 if no earlier line has this tile).
     entries: Tensor
     slots: Tensor  # [:, 2] dS slots of the two tiles, or ABSENT
 
@@ -73,9 +73,10 @@ def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> V
 
 
 def _interval_strips(intervals: Intervals, shape: Shape) -> Iterator[tuple[Part, Tensor]]:
-    """Yield which tiles the rows' intervals touch, by a cumulative sum along the keys.
+    """Yield parts of [batch, heads, query tiles], each with booleans [..., key tiles].
 
-    Yields parts of [batch, heads, query tiles], each with booleans [..., key tiles].
+    True marks a tile that the interval of one of its rows touches. A cumulative sum along the key
+    tiles finds these tiles.
     """
     lo, hi = (to_tiles(x) for x in intervals)
     key_tiles = words_of(shape.seqlen_k)
@@ -94,11 +95,11 @@ def list_tiles(
     """Return the visible tiles of any mask, with bits for those that are not FULL.
 
     Also return lo and hi [batch, heads, seqlen_q] if every row turns out to be an interval, and the
-    words [batch, words] of the keys that any query of a batch entry sees.
+    words [batch, words] of the keys that any query of a batch entry attends to.
 
     Args:
         terms: The terms without intervals.
-        intervals: lo and hi, outside of which no query sees a key.
+        intervals: lo and hi, outside of which no query attends to a key.
         shape: Shape of the mask.
     """
     lo, hi = intervals
@@ -134,7 +135,7 @@ def list_tiles(
 
 
 def _columns(lo: Tensor, hi: Tensor, key_tiles: int) -> slice:
-    """Return the slice of words that covers some intervals, at least one word."""
+    """Return the slice of words that covers the intervals, at least one word."""
     visible = lo < hi
     end = max(-(-int(hi.max()) // TILE), 1)
     first = int(torch.where(visible, lo, (end - 1) * TILE).min()) // TILE
@@ -144,10 +145,12 @@ def _columns(lo: Tensor, hi: Tensor, key_tiles: int) -> slice:
 def _note_intervals(
     found: Intervals | None, part: Part, words: Tensor, first: int
 ) -> Intervals | None:
-    """Write the intervals of a strip of rows into `found`; return None if a row is no interval.
+    """Write the intervals of a strip of rows into `found`, and return it.
+
+    Return None if a row of this or an earlier strip is not an interval.
 
     Args:
-        found: lo and hi of all rows.
+        found: lo and hi of all rows; None after a row that is not an interval.
         part: The strip.
         words: Words of the strip, from key `first` on.
         first: The key of the words' first bit.
@@ -182,7 +185,7 @@ def slots_of(
 ) -> tuple[Tensor, Tensor]:
     """Return key_slots [key_tiles + 1], and the slot of each tile.
 
-    The slots of a key tile are contiguous. Each plane uses the same slots.
+    The slots of a key tile are contiguous. All planes have the same key_slots.
     """
     line = tiles.plane * key_tiles + tiles.n
     order = (line * query_tiles + tiles.m).argsort()
@@ -197,7 +200,7 @@ def slots_of(
 def make_lists(
     tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
 ) -> dict[str, Tensor]:
-    """Return the lists' arrays, with 64 and 128 rows per line, by queries and by keys."""
+    """Return the arrays of the lists with lines of 64 and of 128 queries or keys, by name."""
     arrays: dict[str, Tensor] = {}
     for name, axes, sizes in (
         ("by_query", (tiles.m, tiles.n), (planes, query_tiles, key_tiles)),
@@ -215,12 +218,12 @@ def make_lists(
 def _turns(by_key: TileList, lines: int, query_tiles: int) -> Tensor:
     """Return the dQ order of each entry, for a list with `lines` lines of keys per plane.
 
-    The lines that see a query tile add to its dQ one after the other, from the last to the first.
+    The lines with an entry of a query tile add to its dQ one after the other, the last line first.
     An entry's value is 2 * (number of lines that add before this one) + (1 if no line adds after
     it).
     """
     line = torch.repeat_interleave(by_key.begin.diff())
-    column = line // lines * query_tiles + by_key.entries[:, 0]  # query tile over all planes
+    column = line // lines * query_tiles + by_key.entries[:, 0]  # query tile among all planes
     counts = torch.bincount(column)
     order = column.argsort(stable=True)  # stable: lines stay ascending in each column
     before = torch.empty_like(column)

@@ -31,11 +31,11 @@ Result = TypeVar("Result")
 POOLED_STREAMS: Final = 32  # size of torch's stream pool, which it hands out round-robin
 RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 THREADS: Final = Path("/proc/self/task")
-LONGEST_END: Final = 5.0  # seconds to wait for a thread to end, which takes milliseconds
+LONGEST_END: Final = 5.0  # most seconds to wait for a thread's end, which takes milliseconds
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
-    """Return a copy of a CPU tensor. It is complete, so that no stream has to wait for it."""
+    """Return a CPU tensor on a device. The copy is complete, so no stream has to wait for it."""
     if device.type != "cuda":
         return host.to(device)
     return in_a_thread(partial(_copy, host, device))
@@ -58,7 +58,7 @@ def in_a_thread(work: Callable[[], Result]) -> Result:
 
 
 def _await_end(number: int) -> None:
-    """Wait until a thread that Python has joined has really ended.
+    """Wait until a thread that Python has joined has really ended, or for LONGEST_END seconds.
 
     NOTE: before Python 3.13, join returns while the thread is still freeing libraries' thread-local
     data. A process that exits meanwhile unloads these libraries too early.
@@ -79,7 +79,7 @@ def _copy(host: Tensor, device: torch.device) -> Tensor:
 
 @contextlib.contextmanager
 def _unaffected_by_captures() -> Iterator[None]:
-    """Let this thread allocate and wait while another one captures (capture mode `global`)."""
+    """Let this thread allocate and wait while another thread captures in mode `global`."""
     mode = ctypes.c_int(RELAXED)
     exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     if (code := exchange(ctypes.byref(mode))) != 0:
@@ -92,7 +92,7 @@ def _unaffected_by_captures() -> Iterator[None]:
 
 
 def _idle_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a stream that is not being captured; torch's streams are shared."""
+    """Return a stream of torch's shared pool that is not being captured."""
     for _ in range(POOLED_STREAMS):
         stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
