@@ -51,7 +51,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Unread:
-    """A file that could not be read, among files that can be read."""
+    """A file that could not be read, and the error."""
 
     name: str
     archive: str
@@ -91,7 +91,7 @@ def _open_library(
 
 
 def read_magic(file: IO[bytes]) -> bytes:
-    """Return the first bytes, which tell the kind of a file."""
+    """Return the first bytes, which tell the kind of a file, and rewind it."""
     magic = file.read(len(ar.MAGIC))
     file.seek(0)
     return magic

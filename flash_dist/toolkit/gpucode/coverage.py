@@ -1,8 +1,8 @@
 """Classifies the kernels of a library on each target: real code, or only a stub.
 
-A stub is normal: a library's dispatcher knows where not to call it. The verdicts explain an error
-message or a silent no-op; they are no findings by themselves. A body is judged by its length
-compared with the longest body of its kernel, because code for all targets comes from one source.
+A stub is normal: a library's dispatcher does not call the kernel on that target. The verdicts
+explain an error message or a silent no-op; they are not findings. A body is judged by its length
+compared with the kernel's longest body on other targets, because all come from one source.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Verdict = Literal[
 ]
 
 REAL: Final[Verdict] = "real"
-EMPTY_MOST: Final = 4  # instructions of a body that does nothing
+EMPTY_MOST: Final = 4  # most instructions of a body that does nothing
 # Only a kernel with more instructions than this on another target gets the verdict "stub:empty".
 EMPTY_BESIDE: Final = 16
-STUB_MOST: Final = 48  # instructions of a body that only prints an error
+STUB_MOST: Final = 48  # most instructions of a body that only reports an error
 COMPLAINT_RATIO: Final = 3
 TINY_RATIO: Final = 16
 MAX_CELLS: Final = 1_000_000  # kernels times targets; the largest library seen has 130 000
@@ -64,7 +64,7 @@ class Coverage:
 
     @property
     def counts(self) -> dict[str, dict[Verdict, int]]:
-        """Number of kernels for each verdict, by target."""
+        """Number of kernels, by target and verdict."""
         counts: dict[str, Counter[Verdict]] = {target: Counter() for target in self.targets}
         for row in self.rows:
             for target, verdict in row.verdicts.items():
@@ -86,7 +86,8 @@ def find_coverage(fatbin: Fatbin) -> Coverage:
     """Unpack all loadable images, one container after the other, and judge each kernel.
 
     Raises:
-        FatbinError: There are more kernels and targets than in any real library.
+        LimitError: The library has more than MAX_CELLS pairs of kernel and target, or the work on
+            it exceeds its limit.
     """
     entries = sorted(fatbin.report.select(), key=lambda entry: entry.container)
     rows: list[KernelCoverage] = []
@@ -166,7 +167,7 @@ def _judge_kernel(bodies: dict[Arch, Body]) -> dict[Arch, Verdict]:
 
 
 def _judge(arch: Arch, bodies: dict[Arch, Body]) -> Verdict:
-    """Compare a body with the kernel's other bodies: SASS with SASS, PTX with PTX."""
+    """Compare a body with the kernel's other SASS or PTX; judge it alone if there is none."""
     others = {other: body.instructions for other, body in bodies.items() if other != arch}
     peers = [length for other, length in others.items() if other.ptx == arch.ptx]
     if not peers:
@@ -187,7 +188,7 @@ def _judge_beside(body: Body, big: int) -> Verdict:
 
 
 def _judge_alone(body: Body, big: int) -> Verdict:
-    """Judge a kernel's only SASS or PTX: instruction counts of SASS and PTX are not comparable."""
+    """Judge a kernel's only SASS or PTX: counts of SASS and of PTX are not comparable."""
     if body.instructions <= STUB_MOST and not body.uses_memory:
         complaint = _complaint(body)
         if complaint is not None:

@@ -1,4 +1,4 @@
-"""Reads the contents of an image: its kernels and their resources, the names of a PTX text.
+"""Reads the contents of an image: kernels of a cubin with their resources, names of PTX kernels.
 
 A cubin is ELF with machine 190. NVIDIA does not document its attributes; the numbers below come
 from comparing test images with the output of NVIDIA's own tools.
@@ -83,7 +83,7 @@ class KernelInfo:
     local: int | None = None  # bytes, without the stack
     # Version of the CUDA toolkit that compiled the kernel: "13.0.88", or "12.6" if older.
     toolkit: str | None = None
-    container: int | None = None  # container within the file; its images come from one source file
+    container: int | None = None  # number within the file; a container is from one source file
 
     def to_json(self) -> dict[str, Any]:
         """Return the kernel as plain data."""
@@ -143,7 +143,7 @@ class Cubin:
         return b"" if found is None else section_data(self._data, found)
 
     def attributes(self, section: str) -> Iterator[tuple[int, bytes]]:
-        """Yield (attribute, value) of an `.nv.info` section; an inline value is empty."""
+        """Yield (attribute, value) of an `.nv.info` section; an inline value is yielded as b""."""
         return _attributes(self.contents(section), section)
 
 
@@ -163,7 +163,7 @@ def read_ptx_kernels(
 
 
 def find_ptx_entry(source: bytes, place: int = 0) -> re.Match[bytes] | None:
-    """Find the next entry point: from the start of a line to the end of its name.
+    """Find the next entry point; the match goes from the start of its line to the end of its name.
 
     NOTE: find is ten times as fast as a pattern that is tried at the start of each line.
     """
@@ -220,7 +220,7 @@ def _read_symbols(data: bytes, elf: Elf, budget: Budget) -> tuple[bytes, StringT
 
 
 def _read_resources(cubin: Cubin) -> tuple[dict[int, int], dict[int, int]]:
-    """Return registers and stack bytes by symbol index."""
+    """Return the registers and the stack bytes of kernels, both by symbol index."""
     registers: dict[int, int] = {}
     stack: dict[int, int] = {}
     tables = {EIATTR_REGCOUNT: registers, EIATTR_MIN_STACK_SIZE: stack}

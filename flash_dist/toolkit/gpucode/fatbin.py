@@ -59,7 +59,7 @@ def open_fatbin(
         path: Path of the library. With `file` it is only a name for messages.
         file: An open file, such as a wheel's member in a temporary file.
         archive: Name of the library's wheel, for messages.
-        budget: Limit on the work. None: a limit that follows from the size.
+        budget: Limit on the work. None: a limit that follows from the size of the library.
     """
     name = os.fspath(path)
     if file is None:
@@ -144,7 +144,7 @@ class Fatbin:
         return entry, self.kernels(entry, lambda: data)
 
     def told(self) -> FatbinReport:
-        """Return the report with the toolkits of its SASS; open one image of each group."""
+        """Return the report with the toolkits of its SASS; read the smallest SASS of each group."""
         toolkits: dict[int, str] = {}
         for images in self.report.groups().values():
             sass = [entry for entry in images if entry.kind == "sass"]
@@ -171,7 +171,7 @@ class Fatbin:
 
     @contextmanager
     def _explained(self, entry: FatbinEntry) -> Iterator[None]:
-        """Name the image in errors that the block raises."""
+        """Add the image's target and offset to errors that the `with` block raises."""
         try:
             yield
         except FatbinError as error:
@@ -188,14 +188,14 @@ class Fatbin:
 def run_ahead(
     function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> Iterator[Iterator[tuple[_Item, Callable[[], _Result]]]]:
-    """Yield each item, with a function that returns or raises what `function` does for the item.
+    """Yield pairs of an item and a function that returns or raises what `function(item)` does.
 
-    One thread calls `function` for the items in order. This helps if `function` releases Python's
-    global lock. A single item gets no thread, because archives hold thousands of objects with one
-    image each: `function` then runs when the result is requested.
+    One thread calls `function` for the items in order. This helps if `function` releases the GIL.
+    A single item gets no thread, because archives hold thousands of objects with one image each:
+    `function` then runs when the result is requested.
 
-    NOTE: the thread ends with the block. If a traceback keeps the pool until garbage collection,
-    another pool's new thread may collect it, and both threads wait for ever.
+    NOTE: the thread ends with the `with` block. If a traceback kept the pool until garbage
+    collection, another pool's new thread could collect it, and both threads would wait forever.
     """
     items = tuple(items)
     if len(items) == 1:

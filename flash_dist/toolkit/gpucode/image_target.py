@@ -1,9 +1,9 @@
-"""Reads the target of an image from the image itself: the header of its entry may differ.
+"""Reads the target of an image from the image itself: the entry's header may name another.
 
-The number of a cubin is in the flags of the ELF header, at a place that depends on the ABI version.
+A cubin's target number is in the flags of the ELF header, at bits that depend on the ABI version.
 The suffix is in a flag, an attribute or a note, depending on the toolkit. This was found by
 building one source for 22 targets with several toolkits; it is not a stable ABI. Kernels of CUDA
-Tile are compiled for their chip alone (`sm_120a`), but their header says `sm_120`.
+Tile are compiled for one chip only (`sm_120a`), but their header says `sm_120`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ABI_7, ABI_8 = 7, 8  # CUDA up to 12.9, and from 12.8 on; 12.8 and 12.9 write bo
 
 _SUFFIX_A: Final = {ABI_7: 0x800, ABI_8: 0x8}
 _COMPAT: Final = ".nv.compat"
-_BYTE, _SIZED = 2, 4  # formats of an attribute; data follow only _SIZED
+_BYTE, _SIZED = 2, 4  # formats of an attribute; only _SIZED has data after it
 _ACCELERATED: Final = 9
 _NUMBERS: Final = range(10, 256)
 _NAMED: Final = re.compile(rb"-(?:arch|-gpu-name)[ =]sm_([0-9]{2,3})([af]?)(?![0-9a-z])")
@@ -41,7 +41,7 @@ def check_image(entry: FatbinEntry, data: bytes, budget: Budget) -> Arch | None:
     """Compare the head of unpacked SASS or PTX with the header of its entry.
 
     Returns:
-        The target according to the image itself: a cubin's suffix may differ from its header's.
+        The target that the image itself names; the header's target if its ABI is unknown.
 
     Raises:
         FatbinError: The image contradicts its header.
@@ -76,7 +76,7 @@ def _check_ptx(entry: FatbinEntry, head: bytes) -> Arch | None:
 
 
 def read_number(elf: Elf) -> int:
-    """Return the decimal target, 90 for `sm_90a`; 0 for an unknown ABI version."""
+    """Return a cubin's target number, 90 for `sm_90a`; 0 for an unknown ABI version."""
     if elf.abi_version == ABI_7:
         return elf.flags & 0xFF
     return elf.flags >> 8 & 0xFF if elf.abi_version == ABI_8 else 0
@@ -88,7 +88,7 @@ def read_target(data: Buffer, elf: Elf, claimed: str = "") -> Arch | None:
     Args:
         data: The cubin.
         elf: The header and the sections of the cubin.
-        claimed: The suffix to use if the cubin itself has none.
+        claimed: The suffix in the entry's header, used where the cubin does not tell.
     """
     number = read_number(elf)
     if number not in _NUMBERS:
@@ -118,7 +118,7 @@ def _read_suffix(data: Buffer, elf: Elf, number: int, claimed: str) -> str:
 
 
 def read_accelerated(info: bytes) -> bool | None:
-    """Recognise code for one chip alone by the attributes of `.nv.compat`; None if unknown."""
+    """Tell by the attributes of `.nv.compat` if code is for one chip only; None if unknown."""
     place = 0
     while place + ATTRIBUTE.size <= len(info):
         form, attribute, value = ATTRIBUTE.unpack_from(info, place)

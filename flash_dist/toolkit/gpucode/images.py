@@ -51,7 +51,8 @@ class Stream(NamedTuple):
 class FatbinEntry:
     """One image: its header in plain values. `raw_*` are the numbers in the file.
 
-    A bare cubin has no such header: its numbers are machine, ABI version, target and ELF flags.
+    A bare cubin has no such header: its `raw_*` are ELF machine, ABI version, target number and ELF
+    flags.
     """
 
     kind: Kind
@@ -69,7 +70,7 @@ class FatbinEntry:
     raw_number: int
     raw_flags: int
     code_version: Version | None = None  # of SASS; None for other code
-    toolkit: str = ""  # version of its toolkit, if the image was read: "13.0"
+    toolkit: str = ""  # that compiled the SASS: "13.0"; empty if unknown
     stream: Stream | None = None  # the stream that contains it
     claimed: str = ""  # target of SASS in its header; the cubin itself may correct it
 
@@ -83,8 +84,8 @@ class FatbinEntry:
         """Properties that a driver must support to load this image.
 
         No header records the toolkit. SASS for targets before sm_100 has code version 1.8 from CUDA
-        13 on, which distinguishes it from CUDA 12 with its older drivers. The image itself tells
-        more.
+        13 on, which distinguishes it from SASS of CUDA 12, which older drivers load. The field
+        `toolkit` is more exact, once the image itself was read.
         """
         from_cuda_13 = self.code_version == CODE_CUDA_13 and self.raw_number < FIRST_WITH_IT_BEFORE
         toolkit = self.toolkit or ("13.0" if from_cuda_13 else None)
@@ -114,13 +115,13 @@ class FatbinEntry:
 
 @dataclass(frozen=True)
 class FatbinReport:
-    """The headers of one file. No entries: the file holds no GPU code for NVIDIA."""
+    """The headers of all GPU code in one file. No entries: it holds no code for NVIDIA GPUs."""
 
     path: str
     entries: tuple[FatbinEntry, ...] = ()
     warnings: tuple[str, ...] = ()
-    device_linked: frozenset[int] | None = None  # containers; None if the file does not tell
-    unregistered: frozenset[int] = frozenset()  # containers that the program loads by itself
+    device_linked: frozenset[int] | None = None  # their containers; None if unknown
+    unregistered: frozenset[int] = frozenset()  # containers that only the program loads
 
     @property
     def archs(self) -> tuple[Arch, ...]:
@@ -134,7 +135,7 @@ class FatbinReport:
         return sum(entry.kind == "lto" for entry in self.entries)
 
     def select(self, arch: Arch | None = None) -> tuple[FatbinEntry, ...]:
-        """Return the PTX and the linked SASS; relocatable SASS only if no SASS is linked."""
+        """Return PTX and linked SASS, of one target if given; relocatable SASS if none is linked."""
         linked = any(entry.kind == "sass" and not entry.relocatable for entry in self.entries)
         return tuple(
             entry
@@ -145,10 +146,10 @@ class FatbinReport:
         )
 
     def groups(self) -> dict[tuple[bool, int], list[FatbinEntry]]:
-        """Return groups of images, by relocatability and container; one image of a group is chosen.
+        """Return the images by (relocatable, container). One image of each group is loaded.
 
         The driver chooses within a registered container. The program itself chooses among all other
-        containers, so they are one group, under the number of the first of them.
+        containers, so these are one group, with the number of the first of them.
         """
         first = min(self.unregistered, default=0)
         found: dict[tuple[bool, int], list[FatbinEntry]] = {}
@@ -158,7 +159,7 @@ class FatbinReport:
         return found
 
     def with_toolkits(self, toolkits: Mapping[int, str]) -> FatbinReport:
-        """Return the report with the toolkits of containers, as far as they are known.
+        """Return the report with the toolkit of each SASS image, given known ones by container.
 
         One call of nvcc makes a container, so one toolkit compiled all its SASS, and its PTX
         version gives the oldest toolkit possible. SASS of a container without a known toolkit gets

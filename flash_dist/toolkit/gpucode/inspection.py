@@ -1,6 +1,6 @@
 """Contents of one library at the requested level of detail: for tables, JSON and comparisons.
 
-Images are written to files for NVIDIA's tools: cubins and PTX, unpacked.
+Also extracts cubins and PTX to files, unpacked, for NVIDIA's tools.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONGEST: Final = 80  # maximum characters of a library's name in a file name
 
 
 class Size(NamedTuple):
-    """Bytes of some images, in the file and unpacked."""
+    """The number of some images, and their bytes in the file and unpacked."""
 
     images: int
     packed: int
@@ -79,8 +79,8 @@ class Inspection:
     report: FatbinReport
     kernels: tuple[KernelInfo, ...] | None = None
     coverage: Coverage | None = None
-    damaged: tuple[str, ...] = ()  # images that contradict their headers, if checked
-    left_out: tuple[Arch, ...] = ()  # targets that were not asked for
+    damaged: tuple[str, ...] = ()  # problems of images, if these were checked
+    left_out: tuple[Arch, ...] = ()  # targets in the file that were not requested
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ def _read_kernels(
 
 
 def _toolkits(kernels: Iterable[KernelInfo]) -> dict[int, str]:
-    """Return the newest toolkit that made SASS of each container."""
+    """Return the newest toolkit that compiled SASS of a container, by container number."""
     found: dict[int, str] = {}
     for kernel in kernels:
         if kernel.toolkit and kernel.container is not None:
@@ -195,7 +195,7 @@ def _toolkits(kernels: Iterable[KernelInfo]) -> dict[int, str]:
 def _check_images(
     fatbin: Fatbin, report: FatbinReport, damaged: list[str]
 ) -> tuple[FatbinReport, tuple[KernelInfo, ...]]:
-    """Open every image, also relocatable images; describe each problem in a sentence.
+    """Read every image, even relocatable ones; append a sentence on each problem to `damaged`.
 
     Returns:
         The report with the targets according to the images themselves, and all kernels.
@@ -244,12 +244,12 @@ class Extracted:
 def extract_images(
     fatbin: Fatbin, library: str, choice: Choice, folder: Path
 ) -> Iterator[Extracted]:
-    """Write the selected images, each under a new file name.
+    """Write each selected image to a new file, and yield it.
 
     Args:
         fatbin: The open library.
         library: The name of the library, which is the prefix of the file names.
-        choice: Targets, and kernels that an image must have.
+        choice: The selected targets, and the kernel that an image must have.
         folder: The output folder, which is created.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Hashes a kernel's code: equal code in another wheel has the same hash."""
+"""Hashes a kernel's code: the same code in another wheel has the same hash."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PTX_HEAD: Final = re.compile(r"^\s*\.(?:version|target|address_size)\b.*$", re.
 
 
 def read_code_hashes(library: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the SHA-256 of each kernel's code in a library, by its name.
+    """Return the SHA-256 of each kernel's code in a library, by kernel name.
 
     The hash of SASS covers instructions and constants. The hash of PTX covers version, target and
-    text without comments. A kernel with code for several targets has the target after its name: `f
-    sm_80`.
+    text without comments. If a kernel has code for several targets, the key is name and target:
+    `f sm_80`.
 
     Raises:
         FatbinError: The library cannot be read, or holds one kernel twice with different code.

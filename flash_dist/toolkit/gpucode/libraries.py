@@ -1,6 +1,6 @@
 """Opens the libraries of a file, folder, package or process, one after the other.
 
-/proc tells the files that a running process has mapped.
+/proc lists the files that a running process has mapped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_FILES = 100_000
 
 _PROC: Final = Path("/proc")
 _DELETED: Final = " (deleted)"
-_NO_FILES: Final = ("/memfd:", "/dev/", "/SYSV")  # memory that looks like a deleted file
+_NO_FILES: Final = ("/memfd:", "/dev/", "/SYSV")  # mappings that look like deleted files
 
 
 def open_libraries(path: str | os.PathLike[str]) -> Iterator[Library | Unread]:
@@ -75,15 +75,15 @@ def process_libraries(pid: int) -> Iterator[Library | Unread]:
     """Open the libraries that a running process has mapped.
 
     Raises:
-        FatbinError: There is no such process, or this user may not see it.
+        FatbinError: There is no such process or no /proc, or this user may not read it.
     """
     return _open_files(_find_mapped(pid, _read_maps(pid)), _is_elf)
 
 
 def _is_candidate(path: str, status: os.stat_result) -> bool:
-    """Recognise a library by its suffix, and a program by its first bytes.
+    """Tell if a file has the suffix of a library or archive, or the first bytes of a program.
 
-    A program has no suffix, or is executable.
+    The first bytes count only if the file has no suffix or is executable.
     """
     if LIBRARY.fullmatch(Path(path).name) or Path(path).suffix in ARCHIVES:
         return True
@@ -103,7 +103,7 @@ def _is_elf(path: str, status: os.stat_result) -> bool:
 def _open_files(
     paths: Iterable[str | Unread], is_wanted: Wanted = _is_candidate
 ) -> Iterator[Library | Unread]:
-    """Open each file once, under any of its names; yield failures as items."""
+    """Open each wanted file once, even if it has several names; yield failures as `Unread`."""
     seen: set[tuple[int, int]] = set()
     for path in paths:
         if isinstance(path, Unread):
@@ -136,7 +136,7 @@ def _open_wanted(
 
 
 def _walk_folder(folder: str) -> Iterator[str | Unread]:
-    """Yield the files of a folder, then the files of its subfolders; do not follow links."""
+    """Yield the files of a folder, then those of its subfolders; follow no links to folders."""
     waiting = [folder]
     while waiting:
         place = waiting.pop()
@@ -181,7 +181,7 @@ def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]
 
 
 def _read_maps(pid: int) -> dict[str, bool]:
-    """Return the files that a process has mapped, with True if a mapping is executable."""
+    """Return the paths of mapped files, each with True if a mapping of it is executable."""
     if not (_PROC / "self").exists():
         message = f"cannot list the files of process {pid}: this system has no /proc"
         raise FatbinError(message)
@@ -203,7 +203,7 @@ def _read_maps(pid: int) -> dict[str, bool]:
 
 
 def _locate(pid: int, name: str) -> str | None:
-    """Return the path of a file in this process's view; None if the file is gone."""
+    """Return the path by which this process can open a mapped file; None if the file is gone."""
     inside = _PROC / str(pid) / "root" / name.lstrip("/")
     try:
         if Path(name).exists() and (not inside.exists() or inside.samefile(name)):

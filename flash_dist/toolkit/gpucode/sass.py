@@ -39,7 +39,7 @@ EIATTR_EXTERNS = 0x0F  # symbols of the functions that a kernel calls
 PRINT, ASSERT = "vprintf", "__assertfail"
 
 _SYMBOL_INDEX = Struct("<I")
-_FORMLESS = 0x1FF  # the upper three bits of an opcode encode the kind of the operands
+_FORMLESS = 0x1FF  # clears the upper three bits of an opcode, the kind of its operands
 _NOP, _BRA, _TRAP = 0x918, 0x947, 0x95C
 _CALLS = frozenset((0x143, 0x144))
 # LD LDG ST STG ATOM ATOM.CAS RED REDG ATOMG ATOMG.CAS LDGSTS UTMALDG UTMASTG
@@ -76,7 +76,7 @@ class Body:
     """The body of one kernel for one target. The flags are set for short bodies only."""
 
     name: str
-    instructions: int  # PTX statements; for old SASS and long bodies, bytes / 16
+    instructions: int  # of PTX: statements; of old SASS and long SASS: bytes / 16
     prints: bool = False
     asserts: bool = False
     traps: bool = False
@@ -192,9 +192,9 @@ def _without_noise(text: bytes, budget: Budget) -> bytes:
 
 
 def _without_blocks(marked: bytes) -> bytes:
-    """Replace comments of several lines by spaces; compilers do not write such comments.
+    """Replace noise by spaces in a text with `/*` comments, which compilers do not write.
 
-    NOTE: `bytes.find` finds their ends faster than any pattern.
+    NOTE: `bytes.find` finds the ends of these comments faster than any pattern.
     """
     kept: list[bytes] = []
     place = 0
@@ -244,7 +244,7 @@ def _describe_ptx(name: str, body: bytes, budget: Budget) -> Body:
 
 
 def _count_directives(body: bytes) -> int:
-    """Count texts from a dot to a semicolon without a brace between them."""
+    """Count statements that begin with a dot and have no brace before their semicolon."""
     marked = b";" + body.translate(_ONE_BRACE, _WHITESPACE)
     for end in (b";", b"{"):
         marked = marked.replace(end + b".", end + _MARK)
@@ -252,7 +252,7 @@ def _count_directives(body: bytes) -> int:
 
 
 def _has(body: bytes, word: bytes, pattern: re.Pattern[bytes], budget: Budget) -> bool:
-    """Tell if a pattern matches anywhere. Each match begins with `word`."""
+    """Tell if a pattern matches anywhere in a body. All its matches begin with `word`."""
     places = body.count(word)
     budget.spend("searched", places * STEP_COST)
     end = 0

@@ -2,12 +2,13 @@
 
 An entry is a header of 64 bytes or more and a payload: a cubin, PTX text or LTO-IR. NVIDIA does not
 publish the layout of the header. We found it by building images for 22 targets and comparing with
-NVIDIA's tools. The layout is not a stable ABI: anything else is `unknown`, and kept raw.
+NVIDIA's tools. The layout is not a stable ABI: an entry with other values is `unknown`, and its
+numbers are kept as they are in the file.
 
 An entry of kind 256 holds several images in one compressed stream: `fatbinary --concat` of CUDA
-13.4 and newer writes it. After the header come a count, the size of a table, and the table.
-The table has a header for each image, like the header of an entry. But the size field holds the
-offset of the image in the unpacked stream.
+13.4 and newer writes it. Its header continues with a count, the size of a table, and the table.
+Each record of the table is like the header of an entry, but the field of the header's size holds
+the offset of the image in the unpacked stream.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _SUFFIX_A, _SUFFIX_F = 0x100000, 0x200000
 _SUFFIXES: Final = {0: "", _SUFFIX_A: "a", _SUFFIX_F: "f"}
 _CODECS: Final[dict[int, Codec]] = {_LZ4: "lz4", _ZSTD: "zstd"}
 _BINARY_OPTIONS: Final = 0x1000000  # the options are a text and a copy of `.nv.compat`
-# The other known flags: 64-bit, debug, producer (2), host system (3), LTO-IR.
+# The other known flags: 64-bit, debug, producer (2 bits), host system (3 bits), LTO-IR.
 _OTHER_FLAGS: Final = _BINARY_OPTIONS | 0x1007F
 _NAMES: Final = {128: " (CUDA Tile IR)", CONCATENATED: " (several images in one stream)"}
 _KNOWN_FLAGS: Final = _OTHER_FLAGS | _LZ4 | _ZSTD | _SUFFIX_A | _SUFFIX_F
@@ -59,9 +60,9 @@ class Header(NamedTuple):
     payload_size: int  # padded to a multiple of 8
     compressed_size: int  # 0: not compressed
     options_offset: int
-    isa_minor: int  # minor of the PTX ISA; for a cubin, its code version
+    isa_minor: int  # minor of the PTX ISA; for a cubin, of the code version
     isa_major: int
-    number: int  # such as 90
+    number: int  # of the target, such as 90
     name_offset: int
     name_size: int
     flags: int
@@ -79,7 +80,7 @@ class Header(NamedTuple):
         return self.version == _VERSION and self.kind in _KINDS
 
     def interpret(self) -> tuple[Kind, Arch | None, Codec]:
-        """Return kind, target and codec; `unknown` if one of them has an unexpected value."""
+        """Return kind, target and codec. Kind or codec is `unknown` for unexpected values."""
         packing = self.flags & (_LZ4 | _ZSTD)
         codec: Codec = _CODECS.get(packing, "unknown") if self.compressed_size else "none"
         kind = _KINDS.get(self.kind, "unknown")
@@ -163,7 +164,8 @@ def read_members(
     """Yield the images in the stream of the entry at an offset.
 
     Raises:
-        FatbinError: The table is malformed, which may show only after the last image.
+        FatbinError: An image is of unknown kind, or the table is malformed, which may show only
+            after the last image.
     """
     _, _, codec = raw.interpret()
     stream = Stream(place + raw.header_size, raw.compressed_size, raw.uncompressed_size, codec)
@@ -199,7 +201,7 @@ def _walk_table(data: FileView, place: int, raw: Header) -> Iterator[tuple[int, 
 
 
 def _measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
-    """Return the length of a header without a length field, from its pointers."""
+    """Return the length of a table record, which has no length field, from its offsets."""
     size = max(FORM.size, raw.name_offset + raw.name_size if raw.name_size else 0)
     if raw.options_offset:
         start, length = unpack_within(_OPTIONS, data, place + raw.options_offset, end)
@@ -212,7 +214,7 @@ def _measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
 
 
 def _is_accelerated(data: FileView, place: int, raw: Header) -> bool:
-    """Tell if code is for one chip alone, by the header's copy of the cubin's attributes."""
+    """Tell if code is for one chip only, by the header's copy of the cubin's attributes."""
     if not raw.flags & _BINARY_OPTIONS or not raw.options_offset:
         return False
     start = place + raw.options_offset
@@ -234,7 +236,7 @@ def unpack_within(form: Struct, data: FileView, place: int, end: int) -> tuple[i
 
 
 def _read_identifier(data: FileView, place: int, raw: Header) -> str:
-    """Return the source file that -g and -lineinfo record."""
+    """Return the source file's name, which nvcc -g or -lineinfo records; empty if absent."""
     fits = raw.name_offset + raw.name_size <= raw.header_size
     if not fits or not 0 < raw.name_size <= MAX_IDENTIFIER:
         return ""

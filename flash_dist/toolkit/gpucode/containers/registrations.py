@@ -1,13 +1,13 @@
-"""Finds the structs that register a program's containers, in any loaded part.
+"""Finds the structs that register a program's containers, in all loaded parts of its file.
 
 nvcc puts a struct for each container into `.nvFatBinSegment`; code that registers containers by
 hand keeps structs and containers in `.data`. The layout is that of `fatbinary_section.h` of the
-toolkit. Version 2 is for a container that was linked on the device; it also points to the
-containers of the linked objects. The program passes other containers to the driver by address:
+toolkit. Version 2 is for a container made by device linking; it also points to the containers of
+the linked objects. The program passes other containers to the driver by address:
 cuFFT has 18 000 of them in `.data`, cuBLASLt a table of 300.
 
-Only linkers read names and flags of sections, so these decide nothing here: all loaded parts are
-searched, including `.text` and executable ones.
+Names and flags of sections matter only to linkers, so the search does not rely on them: it covers
+all loaded parts, including `.text` and other executable ones.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 WRAPPERS: Final = ".nvFatBi"  # `.nvFatBinSegment`; PE cuts names to 8 letters
-WRAPPER: Final = Struct("<IIQQ")  # magic, version, addresses of container and list of its objects
+WRAPPER: Final = Struct("<IIQQ")  # magic, version, container, containers of linked objects
 WRAPPER_MAGIC: Final = bytes.fromhex("b1436246")
 CONTAINER_START: Final = bytes.fromhex("50ed55ba01001000")  # magic, version 1, 16 bytes of header
 ONE, LINKED_ON_DEVICE = 1, 2  # versions of the registration struct
 MAX_FOUND: Final = 50_000
 
-_NEAR: Final = 4096  # bytes between two parts that are searched as one
+_NEAR: Final = 4096  # most bytes between two parts that are searched as one
 _RELA: Final = Struct("<QQq")
-_POINTER_AT: Final = 8  # offset of the pointer in the struct
+_POINTER_AT: Final = 8  # offset of the container's address in the struct
 
 
 class Part(NamedTuple):
@@ -66,7 +66,7 @@ class Loaded:
         return [Part(one.offset, one.end) for one in self._sections if one.is_code]
 
     def parts(self, without: Iterable[Part]) -> list[Part]:
-        """Return the parts in order, each once, except the parts in `without`."""
+        """Return the loaded parts in order, without overlaps and without the bytes in `without`."""
         loaded = [Part(one.offset, one.end) for one in self._sections]
         loaded += [
             Part(place, min(place + size, self._size)) for _, place, size in self.addresses.parts
@@ -74,7 +74,7 @@ class Loaded:
         return list(_subtract(_merge(loaded), _merge(without, near=0)))
 
     def find_section(self, place: int) -> tuple[str, int]:
-        """Return the name of the section that contains an offset, and its end."""
+        """Return name and end of the section that contains an offset; else the end of the file."""
         section = self._find(place)
         return (section.name, section.end) if section else ("no section", self._size)
 
@@ -127,11 +127,11 @@ def _subtract(parts: Iterable[Part], without: Sequence[Part]) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class Registration:
-    """One registration struct, with the offset that it points to, or None if that is unknown."""
+    """One registration struct, with the file offset of its container; None if that is unknown."""
 
     version: int
     container: int | None
-    in_place: bool  # true if the struct is in the section for such structs
+    in_place: bool  # the struct is in `.nvFatBinSegment`
 
 
 @dataclass
@@ -145,8 +145,8 @@ class Search:
     def find(self, parts: Iterable[Part]) -> list[Registration]:
         """Return the structs in `.nvFatBinSegment`, and the structs in other parts of the file.
 
-        A struct in another part counts if it points to a container, or if its target is
-        unknown.
+        A struct in another part counts if it points to a container, or if its version, alignment
+        and pointer are valid.
         """
         found: list[Registration] = []
         for place, in_place in chain(self._walk_wrappers(), self._search(parts)):
@@ -163,13 +163,13 @@ class Search:
         return found
 
     def _relocate(self, place: int) -> int:
-        """Return the pointer of a struct, which some linkers store only in the relocation."""
+        """Return a struct's pointer from its relocation, where some linkers store it; 0: none."""
         address = self.loaded.addresses.locate(place)
         return 0 if address is None else self._moved.get(address + _POINTER_AT, 0)
 
     @cached_property
     def _moved(self) -> dict[int, int]:
-        """The addends of the relocations by their address."""
+        """The addends of the relocations, by the relocated address."""
         found: dict[int, int] = {}
         for one in self.sections:
             if one.kind == SHT_RELA and one.is_loaded and one.end <= len(self._data):
@@ -182,7 +182,7 @@ class Search:
         return self.walk.data
 
     def _is_struct(self, place: int, version: int, pointer: int, container: int | None) -> bool:
-        """Tell a struct from other data by its target, or by its version and place."""
+        """Tell a struct from other data by its container, or by version, alignment and pointer."""
         start = b"" if container is None else self._data[container : container + len(FATBIN_MAGIC)]
         if start == FATBIN_MAGIC:
             return True

@@ -1,4 +1,4 @@
-"""Finds the GPU code in any file: by section, by registration, by its bytes.
+"""Finds the GPU code in any file: by section, by registration, and by its first bytes.
 
 nvcc puts containers into `.nv_fatbin` (linked code) and `__nv_relfatbin` (relocatable code). Other
 containers may lie in any data: the program registers them, or passes them to the driver.
@@ -49,7 +49,7 @@ def scan(data: FileView, name: str, budget: Budget) -> FatbinReport:
 
 
 def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
-    """Tell from magic, section names and bytes whether a scan would find anything.
+    """Tell from magic, section names and bytes whether a scan may find anything.
 
     Raises:
         FatbinError: The file is damaged.
@@ -66,7 +66,7 @@ def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
 
 
 def _begins_in(data: FileView) -> bool:
-    """Tell if a container or a cubin may begin somewhere after the header of an object."""
+    """Tell if the first bytes of a container or cubin occur anywhere inside an object."""
     return any(data.find(start, 1) > 0 for start in (CONTAINER_START, CUBIN_START))
 
 
@@ -139,7 +139,7 @@ class _Scan:
                 self.walk.read_all(section.name, section.offset, section.end)
 
     def follow_registrations(self, search: Search, parts: Sequence[Part]) -> None:
-        """Read the containers that the program registers, in any part."""
+        """Read the containers to which registration structs point, in any part of the file."""
         starts, loaded = self.walk.starts, search.loaded
         found = search.find(parts)
         for place in sorted({one.container for one in found if one.container is not None}):
@@ -154,7 +154,7 @@ class _Scan:
             self.device_linked = frozenset(starts[one.container or 0] for one in linked)
 
     def read_unregistered(self, loaded: Loaded, parts: Sequence[Part]) -> None:
-        """Read the containers to which no struct points; warn of false beginnings."""
+        """Read the containers to which no struct points; warn of starts without a known image."""
         walk, strays = self.walk, Counter[str]()
         for part in parts:
             place = self.data.find(CONTAINER_START, part.start, part.end)
@@ -192,7 +192,7 @@ class _Scan:
             self.walk.warn(NOT_SEARCHED.format("cubins"))
 
     def check_wrappers(self, sections: Sequence[Section]) -> None:
-        """Compare the containers with the table in which the program registers them."""
+        """Warn if the program registers more containers than were found."""
         size = sum(section.size for section in sections if section.name.startswith(WRAPPERS))
         registered = size // WRAPPER.size
         found = self.walk.containers - len(self.unregistered)
@@ -207,7 +207,7 @@ def _at(loaded: Loaded, place: int) -> tuple[str, int, int]:
 
 
 def _gaps(part: Part, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the gaps of a part between these sorted spans."""
+    """Yield what the sorted spans leave of a part, as start and end."""
     place = part.start
     for number in range(bisect_left(spans, (place, 0)), len(spans)):
         start, end = spans[number]

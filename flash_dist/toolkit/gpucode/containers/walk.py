@@ -1,11 +1,12 @@
 """Reads the containers between two offsets of a file, and collects their images.
 
-A container is a 16-byte header, which NVIDIA publishes with the wrapper (`fatbinary_section.h` of
-the toolkit), and entries. Damage ends a container with a warning; reading continues after it.
+A container is a 16-byte header and entries. NVIDIA publishes the header together with the wrapper
+struct that registers containers (`fatbinary_section.h` of the toolkit). A damaged entry ends its
+container with a warning; the search for the next container starts there.
 
 Cubins may lie in a program's data without a container: the program passes their address to the
 driver. Packages that embed the output of `nvcc -cubin` store cubins unchanged; cuBLASLt has 409,
-each a frame of zstd.
+each compressed as a zstd frame.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _VERSION: Final = 1
 
 CUBIN_START: Final = ELF_MAGIC + b"\x02\x01\x01"  # 64-bit, little-endian, version 1
 ZSTD_START: Final = bytes.fromhex("28b52ffd")
-_HEAD: Final = Struct("<18xH12xQQ6xHHHH")  # machine; offsets and sizes of both tables
+_HEAD: Final = Struct("<18xH12xQQ6xHHHH")  # machine; offsets and sizes of segment and section table
 _SECTION_BYTES: Final = 64
 
 
@@ -70,8 +71,8 @@ class Walk:
     entries: list[FatbinEntry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     containers: int = 0
-    starts: dict[int, int] = field(default_factory=dict)  # container numbers by offset
-    ends: dict[int, int] = field(default_factory=dict)  # end offsets of what was read, by offset
+    starts: dict[int, int] = field(default_factory=dict)  # container numbers, by offset
+    ends: dict[int, int] = field(default_factory=dict)  # ends of what was read, by start
     tries: int = MOST_TRIED
 
     def warn(self, text: str) -> None:
@@ -94,10 +95,10 @@ class Walk:
         self.warnings.insert(0, NOT_SEARCHED.format("containers of GPU code"))
 
     def read_all(self, section: str, start: int, end: int, *, quiet: bool = False) -> None:
-        """Read the containers between two offsets, each from the end of the previous one.
+        """Read the containers between two offsets; search each after the end of the previous one.
 
         Args:
-            section: Section name, for messages.
+            section: Section name, for entries and messages.
             start: The first offset.
             end: The offset after the last one.
             quiet: Allow any bytes between containers. If False, warn of bytes other than zeros.
@@ -124,11 +125,11 @@ class Walk:
         found = len(self.entries)
         self.ends[start] = self._read_entries(section, first, end)
         if len(self.entries) == found:
-            self.budget.spend("images")  # invalid images are work, too
+            self.budget.spend("images")  # a container without images is work, too
         return self.ends[start]
 
     def is_container(self, start: int, limit: int) -> bool:
-        """Tell if the first bytes are those of a container and of its first image."""
+        """Tell if a container with a known first image begins at `start`."""
         try:
             first, end = self._find_bounds(start, limit)
             return read_header(self.data, first, end).is_image
@@ -136,14 +137,14 @@ class Walk:
             return False
 
     def fits(self, start: int, limit: int) -> bool:
-        """Tell if a container of any kind begins at `start` and ends before `limit`."""
+        """Tell if a container with any contents begins at `start` and ends by `limit`."""
         try:
             return bool(self._find_bounds(start, limit))
         except FatbinError:
             return False
 
     def add_cubin(self, cubin: Bare, section: str = "") -> None:
-        """Keep an image that is in no container: a file, or a part of one."""
+        """Keep a cubin that is in no container: a whole file, or a part of one."""
         elf = cubin.elf
         arch = read_target(cubin.data, elf)
         if arch is None:
