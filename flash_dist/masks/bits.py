@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 WORD: Final = 64
-STRIP: Final = 1 << 22  # number of booleans processed at a time, to limit memory
+STRIP: Final = 1 << 22  # most booleans processed at a time, to limit memory
 
 _GATHER: Final = 0x0102040810204080  # factor that packs eight bytes of 0 or 1 into the top byte
 

@@ -21,7 +21,7 @@ AXES: Final = 4  # number of axes: batch, heads, query blocks, key blocks
 
 
 def read_flex(block_mask: flex_attention.BlockMask) -> DenseTerm:
-    """Return the bits of a BlockMask: its full blocks, and mask_mod's in its partial blocks."""
+    """Return the mask as a DenseTerm: full blocks are visible, partial ones as mask_mod says."""
     _require_block_mask(block_mask)
     seqlen_q, seqlen_k = block_mask.seq_lengths
     states = _block_states(block_mask)

@@ -260,7 +260,7 @@ def parse_lengths(lengths: Integers) -> Tensor:
 
 
 def parse_ids(name: str, q_ids: Integers, k_ids: Integers | None) -> tuple[Tensor, Tensor]:
-    """Return q_ids [batch or 1, seqlen_q], and k_ids [batch or 1, seqlen_k] or q_ids again."""
+    """Return q_ids [batch or 1, seqlen_q] and k_ids [batch or 1, seqlen_k], by default q_ids."""
     queries = parse_integers(f"q_{name}", q_ids, IDS_Q)
     if k_ids is None:
         return queries, queries

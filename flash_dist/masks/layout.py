@@ -25,10 +25,10 @@ ALIGNMENT: Final = 4  # alignment of offsets, in int32
 
 LINES: Final = (1, 2)  # tiles per line of a list
 
-BAND_INTS: Final = ("kind", "left", "right", "bottom_right")  # left, right: -1: unbounded
+BAND_INTS: Final = ("kind", "left", "right", "bottom_right")  # left or right -1: unbounded
 SIZES: Final = ("kind", "batches", "heads", "seqlen_q", "seqlen_k")
 
-LIST: Final = {"begin": 1, "entries": 4, "slots": 2}  # arrays of a tile list: int32 per element
+LIST: Final = {"begin": 1, "entries": 4, "slots": 2}  # int32 per element of a tile list's arrays
 
 ARRAYS: Final[dict[str, int]] = {  # int32 values per element
     "key_bounds": 2,

@@ -182,7 +182,7 @@ def find(handle: int) -> Mask:
     """Return a mask by its handle.
 
     Raises:
-        FlashDistError: The mask was dropped.
+        FlashDistError: The mask no longer exists.
     """
     return _find(handle)[1]
 
@@ -210,7 +210,7 @@ def lookup(handle: int, device: torch.device, shape: Shape) -> DevicePlan:
 def lookup_last(
     handle: int, index: int, sizes_q: tuple[int, ...], seqlen_k: int
 ) -> DevicePlan | None:
-    """Return the plan of the last call on a GPU, held for the current stream, if its sizes match.
+    """Return the plan of a GPU's last call, held for the current stream; None for other sizes.
 
     Layers share a mask and a shape. `lookup` takes several times as long.
     """

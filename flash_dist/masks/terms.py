@@ -24,7 +24,7 @@ Part = tuple[slice, slice, slice]
 
 @dataclass(frozen=True, eq=False)
 class Term(ABC):
-    """Part of a mask. Its tensors are on the CPU."""
+    """One term of a mask. Its tensors are on the CPU."""
 
     name: ClassVar[str]
     sizes: Sizes = field(init=False, default=Sizes())
@@ -229,7 +229,7 @@ class DenseTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class TilesTerm(Term):
-    """A mask of one bit per pair of a block of queries and a block of keys."""
+    """A mask of one boolean per block of queries and block of keys."""
 
     name = "tiles"
     tiles: Tensor  # booleans [batch or 1, heads or 1, query blocks, key blocks]

@@ -200,7 +200,7 @@ def slots_of(
 def make_lists(
     tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
 ) -> dict[str, Tensor]:
-    """Return the arrays of the lists with lines of 64 and of 128 queries or keys, by name."""
+    """Return the arrays of the lists with lines of 64 and 128 queries or keys, by array name."""
     arrays: dict[str, Tensor] = {}
     for name, axes, sizes in (
         ("by_query", (tiles.m, tiles.n), (planes, query_tiles, key_tiles)),

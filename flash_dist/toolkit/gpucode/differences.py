@@ -36,7 +36,7 @@ class Change:
 
 @dataclass(frozen=True)
 class SizeChange:
-    """Bytes of a target's images in all libraries together."""
+    """The sizes of a target's images in all libraries together, before and after."""
 
     target: str
     before: Size

@@ -121,7 +121,7 @@ class FatbinReport:
     entries: tuple[FatbinEntry, ...] = ()
     warnings: tuple[str, ...] = ()
     device_linked: frozenset[int] | None = None  # their containers; None if unknown
-    unregistered: frozenset[int] = frozenset()  # containers that only the program loads
+    unregistered: frozenset[int] = frozenset()  # not registered: the program itself loads them
 
     @property
     def archs(self) -> tuple[Arch, ...]:
@@ -135,7 +135,10 @@ class FatbinReport:
         return sum(entry.kind == "lto" for entry in self.entries)
 
     def select(self, arch: Arch | None = None) -> tuple[FatbinEntry, ...]:
-        """Return PTX and linked SASS, of one target if given; relocatable SASS if none is linked."""
+        """Return all PTX and the linked SASS, or the relocatable SASS if none is linked.
+
+        Return only images for `arch`, if it is given.
+        """
         linked = any(entry.kind == "sass" and not entry.relocatable for entry in self.entries)
         return tuple(
             entry

@@ -84,13 +84,13 @@ class Inspection:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The parts that could not be interpreted."""
+        """Warnings about parts that could not be interpreted."""
         unread = self.coverage.warnings if self.coverage is not None else ()
         return (*self.report.warnings, *dict.fromkeys((*unread, *self.damaged)))
 
     @property
     def opaque(self) -> int:
-        """The number of unreadable images: LTO-IR."""
+        """The number of images that hold LTO-IR, which cannot be read."""
         return self.report.opaque
 
     @property

@@ -70,7 +70,7 @@ def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[Ar
 def describe_covering(
     devices: Iterable[Device], covering: ArchSet | None, floor: Device = FLOOR
 ) -> str:
-    """Name the set that `covering_set` found, and the GPUs that no build serves."""
+    """Say which set `covering_set` found for these GPUs, and which of them no build serves."""
     devices = tuple(devices)
     able, distinct = _servable(devices, floor), sorted(set(devices))
     name = covering.name if covering else "none"
@@ -81,7 +81,9 @@ def describe_covering(
 
 
 def arm_note(devices: Iterable[Device], machine: str, archsets: Iterable[ArchSet]) -> str:
-    """Name the GPUs that exist only with Arm CPUs, and the set for them; empty if `machine` is Arm.
+    """Name the GPUs that exist only with Arm CPUs, and the set for them.
+
+    Empty if there are no such GPUs, or if `machine` is Arm.
 
     Args:
         devices: All requested GPUs.
@@ -110,7 +112,7 @@ def _list(devices: Iterable[Device]) -> str:
 def covering_set(
     devices: Iterable[Device], archsets: Iterable[ArchSet], floor: Device = FLOOR
 ) -> ArchSet | None:
-    """Return the arch set that serves all of these GPUs; ignore GPUs that no build can serve."""
+    """Return the best arch set for these GPUs, apart from GPUs that no build can serve, or None."""
     able = _servable(devices, floor)
     return next(iter(sets_for(able, archsets)), None) if able else None
 
@@ -152,7 +154,7 @@ def explain_refusal(
 
 
 def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device]) -> Build:
-    """Drop the arch sets that a driver does not load, if another set serves the GPUs."""
+    """Return the build with only the arch sets that a driver loads, if one serves the GPUs."""
     if driver is None:
         return build
     able = _servable(devices, build.floor)
@@ -236,7 +238,7 @@ def _list_targets(devices: Iterable[Device], build: Build) -> ArchSet:
 
 
 def _hint_to_build(build: Build, hint: str, otherwise: str) -> str:
-    """Return a hint that names nox if the sources of the package are here."""
+    """Return `hint`, which names nox, if the sources of the package are here; else `otherwise`."""
     return hint_to_build(hint, otherwise) if build.project == NAME else otherwise
 
 
@@ -252,7 +254,7 @@ def sources(release: str, project: str = NAME) -> str:
 
 
 def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> str:
-    """Return the step of `unsupported_fix` for a driver: a set that it loads, or a newer driver.
+    """Return the step of `unsupported_fix` with a set that the driver loads, or a newer driver.
 
     Args:
         devices: GPUs without code in the build, or without the best code.
@@ -342,7 +344,7 @@ def driver_fix(
 
 
 def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[Situation]:
-    """Return the GPUs that a build serves with some driver; if none, ignore `jit` and retry."""
+    """Return the situations in which a build serves GPUs with any driver; if none, ignore `jit`."""
     for policy in (jit, ALLOWED):
         alone = [Situation(device, jit=policy) for device in devices]
         able = [one for one in alone if judge_device(build, one)]
@@ -352,7 +354,7 @@ def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[
 
 
 def _older_driver(needed: int | None, devices: Iterable[Device], build: Build) -> str:
-    """Name the set that needs the oldest driver, if the build needs a newer driver."""
+    """Name the set that needs the oldest driver; empty unless the build needs a newer one."""
     every = tuple(devices)
     able = _servable(every, build.floor)
     asked = [(first_branch_of_set(one, able), one) for one in build.archsets]

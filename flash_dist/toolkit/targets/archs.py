@@ -145,7 +145,7 @@ class ArchSet:
         Args:
             text: The list.
             name: Name of the set in messages.
-            label: Label of the wheel's version; made from the content when None: `sm75.sm86`.
+            label: Label of the wheel's version. None: made from the targets, as in `sm75.sm86`.
         """
         archs: set[Arch] = set()
         for token in re.split(r"[;\s]+", text.strip("; \t\n")):
@@ -209,7 +209,7 @@ def _parse_token(token: str, text: str, name: str) -> tuple[Arch, ...]:
 
 
 def _suggestion(text: str) -> str | None:
-    """Name the known architecture or list whose spelling is nearest to this text."""
+    """Suggest the known architecture or list with the most similar spelling, if any."""
     spellings = {name.lower(): name for name in NAMED_LISTS}
     for arch in KNOWN_ARCHS:
         forms = (arch.dotted, str(arch), str(replace(arch, ptx=True)))
@@ -219,13 +219,13 @@ def _suggestion(text: str) -> str | None:
 
 
 def own_targets(archsets: Iterable[ArchSet]) -> tuple[Arch, ...]:
-    """Return the chip and family targets of sets, which GPUs use instead of plain targets."""
+    """Return the `a` and `f` SASS targets of sets, which GPUs use instead of plain targets."""
     every = {arch for one in archsets for arch in one.archs}
     return tuple(sorted(arch for arch in every if arch.suffix and not arch.ptx))
 
 
 def describe_plain(archset: ArchSet, own: Iterable[Arch]) -> str:
-    """Name plain targets of a set that lack kernels of a target with suffix; empty if none.
+    """Say which plain targets of a set lack the kernels for a target with suffix; empty if none.
 
     Args:
         archset: The set to build.
@@ -258,7 +258,11 @@ def unsupported(archset: ArchSet, toolkit: str) -> tuple[Arch, ...]:
 
 
 def require_supported(archset: ArchSet, toolkit: str, *, skip_unsupported: bool = False) -> ArchSet:
-    """Return the set if the toolkit compiles all of it, or its compilable part if told to skip."""
+    """Return the set, without the targets that the toolkit cannot compile if told to skip these.
+
+    Raises:
+        ArchError: There are such targets and they are not to be skipped, or no target is left.
+    """
     refused = unsupported(archset, toolkit)
     if not refused:
         return archset

@@ -30,7 +30,7 @@ RULES: Final[tuple[str, ...]] = get_args(Rule)
 MOST: Final = 8
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,30}")
-_WORD: Final = re.compile(r"[a-z]+[0-9]+")  # a form that can be parsed in symbols
+_WORD: Final = re.compile(r"[a-z]+[0-9]+")  # letters, then digits, so that symbols can be parsed
 _SPELLING: Final = re.compile(r"[a-z_]{0,15}\{\}")
 
 
@@ -39,7 +39,7 @@ class AxesError(KernelsError, ValueError):
 
 
 class KernelKey(NamedTuple):
-    """A kernel as requested by a call: the values of the axes `equal` and `holds`, in order."""
+    """A kernel as requested by a call: its words and sizes, in the order of the axes."""
 
     role: str
     words: tuple[str, ...]
@@ -47,7 +47,7 @@ class KernelKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The values of a variant's axes, which identify the variant in its family."""
+    """The values of a variant's axes, which with its target identify the variant in its family."""
 
     words: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -59,11 +59,11 @@ NOWHERE: Final = Place((), (), 0)  # for kernels of plain files, which have no a
 
 @dataclass(frozen=True)
 class Word:
-    """A value of an axis `equal`."""
+    """A value of an axis with the rule `equal`."""
 
     name: str
-    floor: Device  # the first compute capability that has the instruction
-    part_of: str = ""  # a word that implies this word, which messages then omit
+    floor: Device  # the first compute capability with its instructions
+    part_of: str = ""  # a word that implies this one, so that messages omit this one
 
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> Word:
@@ -79,13 +79,13 @@ class Word:
         return cls(name, Device.parse(str(data["floor"])), str(data.get("part_of", "")))
 
     def to_json(self) -> dict[str, str]:
-        """Return plain data."""
+        """Return the word as plain data, without its name."""
         return {"floor": str(self.floor), **({"part_of": self.part_of} if self.part_of else {})}
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis. Symbols omit a number that is 0 or equals the number of the axis `default`."""
+    """One axis. Symbols omit a number that its `default` axis has too, and 0 of a `fits` axis."""
 
     name: str
     rule: Rule
@@ -120,7 +120,7 @@ class Axis:
         return axis
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the axis as plain data."""
         words = {word.name: word.to_json() for word in self.words}
         floors = {str(number): str(floor) for number, floor in self.floors}
         told = {"symbol": self.symbol, "default": self.default, "words": words, "floors": floors}
@@ -128,7 +128,7 @@ class Axis:
         return {"name": self.name, "rule": self.rule, **given}
 
     def floor_of(self, number: int) -> Device:
-        """Return the first compute capability that a number of this axis may need, 0.0 for any."""
+        """Return the first compute capability with room for a number of this axis; 0.0: any."""
         return next((floor for least, floor in reversed(self.floors) if number >= least), ANY_GPU)
 
 
@@ -147,7 +147,7 @@ def _read_floors(data: Mapping[str, Any]) -> tuple[tuple[int, Device], ...]:
 
 @dataclass(frozen=True)
 class Axes:
-    """All axes of a package; the axes of a key come first."""
+    """All axes of a package, in the declared order."""
 
     every: tuple[Axis, ...]
 
@@ -156,8 +156,9 @@ class Axes:
         """Read the axes from plain data.
 
         Raises:
-            AxesError: There are more than 8 axes, two axes of one name, two axes `fits` or two axes
-                `last`; or the default of an axis is not an axis `holds` before this axis.
+            AxesError: There are more than 8 axes, two axes of one name, or two axes with the rule
+                `fits` or `last`; or the default of an axis is not an earlier axis with the rule
+                `holds`.
         """
         axes = cls(tuple(map(Axis.from_json, data)))
         names = [axis.name for axis in axes.every]
@@ -186,7 +187,7 @@ class Axes:
         return axes
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return plain data."""
+        """Return the axes as plain data."""
         return [axis.to_json() for axis in self.every]
 
     def of(self, rule: Rule) -> tuple[Axis, ...]:
@@ -195,32 +196,32 @@ class Axes:
 
     @cached_property
     def sizes(self) -> tuple[str, ...]:
-        """The names of the axes `holds`."""
+        """The names of the axes with the rule `holds`."""
         return tuple(axis.name for axis in self.of("holds"))
 
     @cached_property
     def key(self) -> tuple[str, ...]:
-        """The names of the axes of a key: `equal`, then `holds`."""
+        """The names of the axes of a key: those with the rule `equal`, then `holds`."""
         return (*(axis.name for axis in self.of("equal")), *self.sizes)
 
     @cached_property
     def words(self) -> dict[str, Word]:
-        """All values of axes `equal`, by name."""
+        """All values of axes with the rule `equal`, by name."""
         return {word.name: word for axis in self.of("equal") for word in axis.words}
 
     @cached_property
     def plan(self) -> str:
-        """The name of the axis `fits`; empty if there is none."""
+        """The name of the axis with the rule `fits`; empty if there is none."""
         return next((axis.name for axis in self.of("fits")), "")
 
     @cached_property
     def numbers(self) -> tuple[str, ...]:
-        """The names of the axes of a tile: `holds`, then `fits`."""
+        """The names of the axes with numbers: those with the rule `holds`, then `fits`."""
         return (*self.sizes, *(axis.name for axis in self.of("fits")))
 
     @cached_property
     def last(self) -> str:
-        """The name of the axis `last`; empty if there is none."""
+        """The name of the axis with the rule `last`; empty if there is none."""
         return next((axis.name for axis in self.of("last")), "")
 
     def describe(self, place: Place | KernelKey) -> dict[str, Value]:
@@ -236,9 +237,10 @@ class Axes:
         return values
 
     def place(self, values: Mapping[str, Any]) -> Place:
-        """Read values by axis name; an absent value is the default of its axis.
+        """Read the values of the axes from a mapping by axis name.
 
-        If all values are absent, the kernel has no axes.
+        An absent value is that of the axis `default`, or 0 for the rule `fits`. If all values are
+        absent, return NOWHERE: the kernel has no axes.
 
         Raises:
             KeyError: An axis without a default has no value.
@@ -286,7 +288,7 @@ class Axes:
         return "".join(axis.symbol.format(told[axis.name]) for axis in axes)
 
     def read_symbol(self, symbol: str, prefix: str) -> tuple[str, Place] | None:
-        """Read family and values of `PREFIX_fwd_bf16_d64_smem64_sm90a`; None for another name."""
+        """Read family and values of `PREFIX_fwd_bf16_d64_smem64_sm90a`; None for other forms."""
         found = re.fullmatch(re.escape(prefix) + self._pattern, symbol)
         if found is None:
             return None
@@ -311,13 +313,13 @@ class Axes:
         """Return a family's role: `fwd` of `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
 
         The generator requires that the name of a family for some targets ends with these targets.
-        The axis `last` comes before the targets, if the kernels have this axis. Any other family is
-        the general family of its role.
+        The name of the axis with the rule `last` comes before them, if the kernels have this axis.
+        Any other family is the general family of its role.
         """
         return self._for_target.sub("", family)
 
     def comes_last(self, family: str) -> bool:
-        """Tell if the kernels of a family have the axis `last`."""
+        """Tell if the kernels of a family have the axis with the rule `last`."""
         found = self._for_target.search(family)
         return found is not None and found[1] is not None
 
@@ -327,7 +329,7 @@ class Axes:
 
 
 def is_plain(key: KernelKey) -> bool:
-    """Tell if a kernel is of a plain file, whose name is its role; dispatchers ignore it."""
+    """Tell if a kernel is from a plain file, whose name is its role; dispatchers ignore it."""
     return not (key.words or key.sizes)
 
 
@@ -345,7 +347,7 @@ def name_sizes(sizes: Iterable[int]) -> str:
 def smallest_size(
     sizes: Iterable[tuple[int, ...]], asked: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Return the compiled sizes that serve the sizes of a call; None if there are none.
+    """Return the smallest compiled sizes that hold the sizes of a call; None if none do.
 
     Return the sizes with the least sum and, among equals, with the least last size: a call with 160
     and 128 uses 192/128 and not 160/160.

@@ -64,10 +64,10 @@ class RunVerdict:
 
 
 def order_of_sets(hows: Iterable[str]) -> tuple[int, int, int]:
-    """Return the sort key of arch sets, the best first, from how a set serves each GPU.
+    """Return the sort key of an arch set, from how the set serves each GPU. The lowest is best.
 
-    Best is the set that serves most GPUs; then most with SASS; then most with native code. Callers
-    take the smallest of equals.
+    The best set serves most GPUs; then most with SASS; then most with native code. Of several sets
+    with the best key, callers take the smallest.
     """
     hows = tuple(hows)
     served = sum(how in _MACHINE_CODE or how == "jit" for how in hows)
@@ -141,9 +141,10 @@ def judge(
     Args:
         arch: The target.
         device: The GPU.
-        driver: The driver of the GPU. None: judge as if any driver would do.
-        origin: Toolkit, PTX ISA and compression of the image; by default ours.
-        jit: Settings of CUDA_FORCE_PTX_JIT, CUDA_DISABLE_PTX_JIT and their newer names.
+        driver: The driver of the GPU. None: judge as if the driver supported everything.
+        origin: Toolkit, PTX ISA and compression of the image; default: uncompressed, CUDA 13.0.
+        jit: Effect of CUDA_FORCE_PTX_JIT, CUDA_DISABLE_PTX_JIT and their newer names, and whether
+            the driver lacks its JIT compiler.
     """
     return _judge(arch, device, driver, origin, jit)
 
@@ -166,9 +167,9 @@ def _judge(
 def choose_arch(
     archs: tuple[Arch, ...], device: Device, driver: Driver | None = None
 ) -> tuple[Arch, RunVerdict] | None:
-    """Return the target that serves the device best, None if none runs or might run there.
+    """Return the target that serves the device best, and its verdict; None if none might run.
 
-    Among equals the target closest to the device wins: higher number, then `a`, `f`, no suffix.
+    Among equally good targets the closest to the device wins: highest number, then `a`, `f`, none.
     """
     judged = [(arch, judge(arch, device, driver)) for arch in archs]
     able = [(arch, verdict) for arch, verdict in judged if verdict.how != "no"]
@@ -208,7 +209,7 @@ def _judge_ptx(arch: Arch, device: Device) -> RunVerdict:
 
 
 def _judge_suffix(arch: Arch, device: Device) -> RunVerdict:
-    """Judge an `a` or `f` target on a device of another number."""
+    """Judge an `a` or `f` target on a device of another compute capability."""
     target = arch.device
     if arch.suffix != "f":
         return RunVerdict("no", f"{arch} runs only on compute capability {target}, not {device}")
@@ -277,7 +278,7 @@ def _needs_more(driver: Driver, origin: Origin) -> bool:
 
 
 def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:
-    """Judge the PTX of an image by its ISA, or by the toolkit that wrote it."""
+    """Judge PTX by its ISA, or by the toolkit that wrote it; None if the driver supports it."""
     if origin.ptx_isa is None and origin.toolkit is None:
         return None
     name, cuda = _name_ptx(origin)
@@ -295,7 +296,7 @@ def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:
 
 
 def _name_ptx(origin: Origin) -> tuple[str, Version | None]:
-    """Return the needed PTX support, and the first CUDA with this support; None if unknown."""
+    """Return the name of the image's PTX version, and the first CUDA for it, None if unknown."""
     toolkit = parse_version(origin.toolkit) if origin.toolkit is not None else (0, 0)
     if origin.ptx_isa is None and toolkit > NEWEST_CUDA:
         return f"PTX of CUDA {origin.toolkit}", toolkit

@@ -47,8 +47,8 @@ ZSTD_CUDA: Version = (12, 4)  # the first whose driver unpacks zstd images: 550
 CONCAT_CUDA: Version = (13, 4)  # the first whose `fatbinary --concat` packs cubins into one stream
 NEWEST_CUDA: Version = max(DRIVER_CUDA.values())
 
-# First CUDA whose driver supports a GPU. For GPUs in the table below, it is the first that compiles
-# for them. CUDA 12 calls compute capability 11.0 by its older name, 10.1.
+# First CUDA whose driver supports a GPU. For GPUs that are newer than OLDEST_TOOLKIT, it is the
+# first CUDA that compiles for them. CUDA 12 calls compute capability 11.0 by its older name, 10.1.
 FIRST_CUDA: dict[Version, Version] = {
     (7, 5): (10, 0), (8, 0): (11, 0), (8, 6): (11, 1), (8, 7): (11, 4), (8, 9): (11, 8),
     (9, 0): (11, 8),
@@ -90,7 +90,7 @@ class Device:
 
     @property
     def integrated(self) -> bool:
-        """Tell if this is a Tegra-class part (Jetson, Drive, Thor)."""
+        """Tell if this is a Tegra-class GPU (Jetson, Drive, Thor)."""
         return self.version in INTEGRATED
 
     @property
@@ -117,8 +117,8 @@ class Device:
     def smem_optin(self) -> int:
         """Bytes of shared memory that a block may use (opt-in).
 
-        An unknown GPU has the least value of its major. A GPU of a newer major has the least value
-        since 8.0.
+        An unknown GPU has the least value of its major. A GPU of an unknown major has the least
+        value of known GPUs from 8.0 on.
         """
         known = SMEM_OPTIN_KIB.get(self.version)
         if known is None:
@@ -163,12 +163,12 @@ class Driver:
 
     @classmethod
     def from_cuda_version(cls, number: int, release: str = "") -> Driver:
-        """Read the answer of `cuDriverGetVersion`, such as 13000."""
+        """Return the driver with this result of `cuDriverGetVersion`, such as 13000."""
         return cls((number // 1000, number % 1000 // 10), release)
 
     @property
     def is_newer_than_known(self) -> bool:
-        """Tell if the release is newer than the table of releases, so that more code may load."""
+        """Tell if the release is newer than all known releases and judged as the newest of them."""
         branch = self.release.partition(".")[0]
         newest = max(DRIVER_CUDA)
         beyond = branch.isdecimal() and int(branch) > newest
@@ -176,7 +176,7 @@ class Driver:
 
     @property
     def may_do_more(self) -> bool:
-        """Tell if the driver is newer than these tables, so that it may load newer images."""
+        """Tell if the driver is newer than the tables of this module, so newer images may load."""
         return self.is_newer_than_known or self.cuda > NEWEST_CUDA
 
     def __str__(self) -> str:
@@ -201,7 +201,7 @@ def format_version(version: Version) -> str:
 
 
 def driver_cuda(branch: int) -> Version:
-    """Return the CUDA version of a driver branch, or of the last known branch before it."""
+    """Return the CUDA version of a driver branch, or of the last known branch before it, or 9.0."""
     known = sorted(DRIVER_CUDA)
     place = bisect_right(known, branch)
     return DRIVER_CUDA[known[place - 1]] if place else (9, 0)
@@ -228,7 +228,7 @@ def toolkit_driver(toolkit: str) -> int | None:
 def toolkit_ptx_isa(toolkit: str) -> Version:
     """Return the PTX ISA that this toolkit writes; for a toolkit newer than the table, the newest.
 
-    NOTE: `judge` requires no ISA of such a toolkit.
+    NOTE: `judge` does not require this ISA for such a newer toolkit.
     """
     version = parse_version(toolkit)
     return max((isa for isa, cuda in PTX_ISA_CUDA.items() if cuda <= version), default=(7, 0))

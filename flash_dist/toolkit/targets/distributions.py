@@ -1,10 +1,10 @@
-"""glibc versions of Linux distributions, to compare with the version in the tag of a wheel."""
+"""glibc versions of Linux distributions, to compare with the version in a wheel's platform tag."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# The minor glibc version 2.x of each release, oldest first.
+# The x of each release's glibc 2.x, oldest release first.
 RELEASES: Final = {
     "Debian": {"10": 28, "11": 31, "12": 36, "13": 41},
     "Ubuntu": {"18.04": 27, "20.04": 31, "22.04": 35, "24.04": 39, "25.04": 41},
@@ -14,7 +14,7 @@ RELEASES: Final = {
 
 
 def oldest_served(glibc: int) -> list[str]:
-    """Return the first release of each distribution with this glibc 2.x or a newer one."""
+    """Return the oldest release of each distribution that has glibc 2.`glibc` or newer, if any."""
     served = []
     for family, releases in RELEASES.items():
         fitting = [release for release, has in releases.items() if has >= glibc]

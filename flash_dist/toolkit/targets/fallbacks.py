@@ -1,4 +1,4 @@
-"""Fallbacks: kernels for calls that other kernels do not serve, as stated in a build's manifest."""
+"""Fallbacks: kernels for calls that others do not support, as stated in a build's manifest."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ class Fallbacks:
     The table of kernels states the fallbacks. The generator writes them for C++ and the manifest.
     """
 
-    # For a role, the roles that serve its unsupported calls.
+    # By role: the roles whose kernels serve the calls that its own kernels do not support.
     stand_ins: Mapping[str, tuple[str, ...]] = field(hash=False)
-    leaves_half_filled: frozenset[str]  # families that leave calls up to half of their first size
+    # Families that leave calls of at most half of their first size to the general family.
+    leaves_half_filled: frozenset[str]
 
     @classmethod
     def infer(cls, roles: Mapping[str, str]) -> Fallbacks:
         """Return the fallbacks of a build whose manifest is absent, or does not state fallbacks.
 
-        A role without a general family has unknown fallbacks. A family for some targets leaves
-        half-filled calls to the general family if there is one.
+        A role without a general family has unknown fallbacks, (). A family for some targets leaves
+        calls of at most half of its first size to the general family, if there is one.
 
         Args:
             roles: The role of each family.
@@ -36,7 +37,7 @@ class Fallbacks:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Fallbacks:
-        """Read plain data.
+        """Read the fallbacks from plain data.
 
         Raises:
             TypeError: A value is not a list of names, or a role has no fallback.
@@ -49,7 +50,7 @@ class Fallbacks:
         return cls(stand_ins, frozenset(read_names(key, data[key])))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the fallbacks as plain data."""
         return {
             "stand_ins": {role: list(names) for role, names in self.stand_ins.items()},
             "leaves_half_filled": sorted(self.leaves_half_filled),
@@ -57,10 +58,10 @@ class Fallbacks:
 
 
 def read_names(key: str, names: object) -> tuple[str, ...]:
-    """Return a list of names in plain data.
+    """Check that a value read from JSON is a list of names, and return it as a tuple.
 
     Raises:
-        TypeError: The data are not a list of names.
+        TypeError: The value is not a list of names. The message names its key.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         message = f"`{key}` must be a list of names, got {names!r:.60}"

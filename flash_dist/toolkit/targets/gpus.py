@@ -1,4 +1,4 @@
-"""Table of all known GPUs. All other facts on GPUs here and in ci/ derive from it.
+"""Table of all known GPUs, from which other tables of the package and of ci/ derive.
 
 Sources: CUDA C++ Programming Guide, appendix "Compute Capabilities" (shared memory per block,
 members of a family); `nvcc --list-gpu-code` of each toolkit (first, until); CUDA 13.0 features
@@ -29,7 +29,7 @@ class Chip:
     dropped: Version | None = None  # the first CUDA whose drivers no longer support it
     family: tuple[Version, ...] = ()  # GPUs that run code for its family, suffix `f`
     products: str = ""  # product names
-    integrated: bool = False  # Tegra class: code for discrete GPUs is not promised to run on it
+    integrated: bool = False  # Tegra class: not guaranteed to run code for discrete GPUs
     arm_only: bool = False  # all machines with it have Arm CPUs
     renamed: Version | None = None  # its compute capability in a newer CUDA
 
@@ -37,7 +37,7 @@ class Chip:
         return f"{self.version[0]}.{self.version[1]}"
 
     def suffixes(self, toolkit: Version) -> tuple[str, ...]:
-        """Return the suffixes of this chip's targets in a CUDA release; empty without targets."""
+        """Return the suffixes of this chip's targets in a CUDA release; () if it has no targets."""
         if toolkit < self.first or (self.until is not None and toolkit >= self.until):
             return ()
         specific = ("a",) if self.version >= SPECIFIC_FROM else ()

@@ -1,8 +1,8 @@
 """Address of the package index with the releases, from product.json, for printed commands.
 
 A project without a public index has a placeholder: example.org serves nothing, because RFC 2606
-reserves it for texts. Every text with a placeholder says so. The texts and pyproject.toml hold the
-same address, and a test reports each place with another address.
+reserves it for documentation. Every text with a placeholder says so. The docs and pyproject.toml
+hold the same address, and a test reports any other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def index_of_set(name: str, index: str = INDEX) -> str:
 
 
 def explain_placeholder(index: str = INDEX) -> str:
-    """Explain a placeholder; return an empty text for a real address."""
+    """Return a sentence that says that an address is a placeholder; empty for a real address."""
     if not any(one in index for one in _RESERVED):
         return ""
     return f"{index} is a placeholder for the address of an index that has this release"

@@ -1,4 +1,4 @@
-"""Find the oldest driver and the targets that given GPUs need. Pure functions."""
+"""Finds the oldest driver and the targets that given GPUs need. Pure functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def driver_of(branch: int) -> Driver:
 def first_branch(serves: Callable[[Driver], bool]) -> int | None:
     """Return the oldest driver branch for which `serves` is true; None if there is none.
 
-    Newer drivers serve everything that older ones do: they drop only GPUs that no build is for.
+    This is a binary search: newer drivers serve everything that older ones do, because they drop
+    only GPUs that no build is for.
     """
     place = bisect_left(BRANCHES, x=True, key=lambda branch: serves(driver_of(branch)))
     return BRANCHES[place] if place < len(BRANCHES) else None
@@ -36,7 +37,7 @@ def first_branch(serves: Callable[[Driver], bool]) -> int | None:
 def serve(
     archset: ArchSet, devices: Iterable[Device], driver: Driver | None = None
 ) -> list[str] | None:
-    """Return how a set serves each GPU; None unless it certainly serves every GPU."""
+    """Return how a set serves each GPU; None unless it is guaranteed to serve every GPU."""
     origin = Origin(archset.toolkit, None, toolkit_compression(archset.toolkit))
     hows: list[str] = []
     for device in devices:
@@ -49,12 +50,12 @@ def serve(
 
 
 def first_branch_of_set(archset: ArchSet, devices: Sequence[Device]) -> int | None:
-    """Return the oldest driver branch with which a set serves all of these GPUs."""
+    """Return the oldest driver branch with which a set serves all of these GPUs; None: none."""
     return first_branch(lambda driver: serve(archset, devices, driver) is not None)
 
 
 def first_branch_of_build(build: Build, able: Iterable[Situation]) -> int | None:
-    """Return the oldest driver branch with which a build serves GPUs that it can serve."""
+    """Return the oldest driver branch with which a build serves all of `able`; None: none."""
     able = tuple(able)
     return first_branch(
         lambda driver: all(judge_device(build, replace(one, driver=driver)) for one in able)
@@ -89,7 +90,7 @@ def choose_target(
 
 @cache
 def _list_compiled(toolkit: str, own: tuple[Arch, ...]) -> tuple[Arch, ...]:
-    """Return the targets that a toolkit compiles, and PTX. Targets with a suffix are from `own`."""
+    """Return the SASS and PTX targets that a toolkit compiles; of those with suffix only `own`."""
     plain = {arch for archs in TOOLKIT_ARCHS.values() for arch in archs if not arch.suffix}
     every = sorted({*own, *plain} | {replace(arch, ptx=True) for arch in plain})
     refused = unsupported(ArchSet("every", "every", tuple(every)), toolkit)
@@ -99,7 +100,7 @@ def _list_compiled(toolkit: str, own: tuple[Arch, ...]) -> tuple[Arch, ...]:
 def list_targets(
     devices: Iterable[Device], own: tuple[Arch, ...], floor: Device = FLOOR
 ) -> ArchSet:
-    """Return a list of targets for exactly these GPUs, as far as it can be compiled.
+    """Return a set for exactly these GPUs, except GPUs for which no target can be compiled.
 
     Args:
         devices: The GPUs.

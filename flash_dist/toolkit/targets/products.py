@@ -50,7 +50,7 @@ _PRODUCTS: Final[dict[str, str]] = {
     "12.0": r"rtx50[5-9]0(d(v2)?)?|rtxpro(500|[12345]000|4500|6000)(sff)?d?(blackwell)?",
     "12.1": r"(dgx)?spark|gb10",
 }
-_SEVERAL: Final = {  # names that several GPUs have
+_SEVERAL: Final = {  # names of GPUs with different compute capabilities
     f"rtx{number}": (f"Quadro RTX {number}", f"RTX {number} Ada")
     for number in (3000, 4000, 5000, 6000)
 }
@@ -68,7 +68,7 @@ _TARGET: Final = re.compile(
 
 
 def find_device(text: str) -> Device:
-    """Read a GPU's name: `8.6`, `sm_86`, `86`, `RTX 3090`, `NVIDIA H100 80GB HBM3`.
+    """Return the GPU of a name: `8.6`, `sm_86`, `86`, `RTX 3090`, `NVIDIA H100 80GB HBM3`.
 
     Raises:
         ArchError: No GPU or several GPUs have this name.

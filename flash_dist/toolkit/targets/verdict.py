@@ -52,12 +52,12 @@ HOW_ORDER: tuple[KernelHow, ...] = (
     "not-on-this-hardware", "native", "family", "same-major", "jit", "unverified", "none",
 )  # fmt: skip
 
-# The first compute capability with the instructions for a word of an axis, such as a dtype.
+# By word of an axis, such as a dtype: the first compute capability with its instructions.
 FLOORS: Final = {name: word.floor for name, word in AXES.words.items()}
 OLDEST: Final = Device.parse(PRODUCT.oldest_gpu) if PRODUCT.oldest_gpu else ANY_GPU
 FLOOR: Final = max(OLDEST, min(FLOORS.values(), default=OLDEST))
 
-NO_OPT_IN = 48 * KIB  # available to every block: plan 0
+NO_OPT_IN = 48 * KIB  # bytes that every block may use: plan 0
 SMEM_VARIABLE = f"{VARIABLES}SMEM_LIMIT"
 _NO_LIMIT = 1 << 30
 _LIMIT = re.compile(r"[ \t-\r]*\+?0*([1-9][0-9]{0,9})")
@@ -65,7 +65,7 @@ _MOST_LIMIT = 2**31 - 1
 
 
 def read_smem_limit(text: str) -> int | None:
-    """Read the bytes in SMEM_VARIABLE; None if the dispatcher rejects them."""
+    """Read the bytes in a value of SMEM_VARIABLE; None if the dispatcher rejects the value."""
     found = _LIMIT.fullmatch(text)
     limit = int(found[1]) if found else 0
     return limit if 0 < limit <= _MOST_LIMIT else None
@@ -176,10 +176,10 @@ class Build:
         return self.told_fallbacks or Fallbacks.infer({v.family: v.key.role for v in self.variants})
 
     def keys_for(self, device: Device) -> tuple[KernelKey, ...]:
-        """Return every kernel that a GPU may expect.
+        """Return the keys of all kernels that a GPU may expect.
 
-        A size does not count if only families for other targets have it: for calls of this size the
-        general family uses its own sizes.
+        Sizes do not count if only families for other targets have them: for calls of these sizes
+        the general family uses its own sizes.
         """
         expected = {v.key for v in self.variants if not v.is_specific}
         theirs = {v.key for v in self.variants if v.is_specific and judge(v.arch, device)}
@@ -194,7 +194,7 @@ class Situation:
     driver: Driver | None = None  # None: unknown, counts as new enough
     smem_limit: int = 0  # bytes; 0: the default of this compute capability
     jit: JitPolicy = ALLOWED
-    smem_lowered: bool = False  # the variable sets the limit, not the GPU
+    smem_lowered: bool = False  # SMEM_VARIABLE sets the limit, not the GPU
 
     @property
     def smem_bytes(self) -> int:
@@ -210,7 +210,7 @@ class Situation:
         *,
         smem_optin: int | None = None,
     ) -> Situation:
-        """Return the situation of a GPU; variables may limit its shared memory or the driver."""
+        """Return the situation of a GPU under variables that limit its shared memory or driver."""
         limit = smem_optin or device.smem_optin
         lowered = min(limit, read_smem_limit(environ.get(SMEM_VARIABLE, "")) or limit)
         return cls(device, driver, lowered, jit_policy(environ), lowered < limit)
@@ -263,7 +263,7 @@ class DeviceVerdict:
 
     @property
     def how(self) -> KernelHow:
-        """The worst way in which a kernel of this build gets to this GPU."""
+        """The worst `how` of the kernels, in HOW_ORDER; `none` if there are no kernels."""
         hows = {kernel.how for kernel in self.kernels} or {"none"}
         return max(hows, key=HOW_ORDER.index)
 
@@ -303,7 +303,8 @@ def variants_meant(key: KernelKey, build: Build) -> list[Variant]:
     """Return the variants that the dispatcher tries for a kernel (native/dispatch.cpp, is_meant).
 
     These variants have the smallest sizes of each family that hold the sizes of the call. Some
-    families leave calls that would fill at most half of their first size to the general family.
+    families leave calls that would fill at most half of the first of these sizes to the general
+    family.
     """
     families: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in build.variants:
@@ -353,9 +354,10 @@ def _lacks_room(key: KernelKey, axes: Axes, device: Device) -> str:
 
 
 def _closeness(variant: Variant) -> tuple[int, int, bool, int, bool]:
-    """Return the sort key of variants that run equally well: newest target, then suffix `a` or `f`.
+    """Return a sort key, best first, for variants that run equally well.
 
-    Further criteria: families for some targets, the largest plan, variants without the axis `last`.
+    Newest target, then suffix `a` before `f` before none, then families for some targets, then the
+    largest plan, then variants that do not come last.
     """
     arch = variant.arch
     suffix = ("a", "f", "").index(arch.suffix)
@@ -421,7 +423,10 @@ def _floor_of_key(key: KernelKey, axes: Axes) -> Device:
 
 
 def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cause, str]:
-    """Find the first obstacle without which this kernel would run, and the reason for it."""
+    """Return the first obstacle without which this kernel would run, and its reason.
+
+    If there is no such obstacle, return `no-matching-code` without a reason.
+    """
     lacking = JitPolicy(lacks_compiler=situation.jit.lacks_compiler)
     relaxed: tuple[tuple[Cause, Situation], ...] = (
         ("driver-too-old", replace(situation, driver=None)),

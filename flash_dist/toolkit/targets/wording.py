@@ -12,14 +12,14 @@ _MOST_DIGITS = 18  # fits in 64 bits, far below the digits that int() rejects
 
 
 def read_whole(text: str, *, least: int = 0) -> int | None:
-    """Return the number written in the digits 0 to 9.
+    """Return the whole number that a text writes in the digits 0 to 9.
 
     Args:
         text: The text.
         least: The smallest valid number.
 
     Returns:
-        None for anything else: no digits, digits of other scripts, more than 18, a smaller number.
+        None for other characters, an empty text, more than 18 digits or a number below `least`.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         return None

@@ -3,8 +3,8 @@
 nvcc puts a struct for each container into `.nvFatBinSegment`; code that registers containers by
 hand keeps structs and containers in `.data`. The layout is that of `fatbinary_section.h` of the
 toolkit. Version 2 is for a container made by device linking; it also points to the containers of
-the linked objects. The program passes other containers to the driver by address:
-cuFFT has 18 000 of them in `.data`, cuBLASLt a table of 300.
+the linked objects. The program passes containers without a struct to the driver by address: cuFFT
+has 18 000 of them in `.data`, cuBLASLt a table of 300.
 
 Names and flags of sections matter only to linkers, so the search does not rely on them: it covers
 all loaded parts, including `.text` and other executable ones.

@@ -1,7 +1,8 @@
 """Finds the GPU code in any file: by section, by registration, and by its first bytes.
 
 nvcc puts containers into `.nv_fatbin` (linked code) and `__nv_relfatbin` (relocatable code). Other
-containers may lie in any data: the program registers them, or passes them to the driver.
+containers may lie in any data: the program registers them, or passes their addresses to
+the driver.
 """
 
 from __future__ import annotations
