@@ -1,4 +1,4 @@
-// Context of a call of the C interface, beside its arguments.
+// Context of a call of the C interface, in addition to its arguments.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace KERNEL_NAMESPACE {
 struct Call {
   int device;
   void* stream;  // cudaStream_t
-  int dtype;     // word of the dtype axis, numbered as in roles.h
+  int dtype;     // index of a word of the dtype axis, as in roles.h
 };
 
 // Function that allocates memory of the current device for the kernels of one call, aligned to 256

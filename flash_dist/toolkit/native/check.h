@@ -1,4 +1,5 @@
-// Errors of the host code: thrown inside, turned into a status and a text at the C interface.
+// Errors of the host code: thrown inside the library, converted to a status and a text at the C
+// interface.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,8 +29,8 @@ inline std::string error_text(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }
 
-// Returns the first words of torch's out-of-memory errors, for which Python code searches; an empty
-// text for any other error.
+// Returns the beginning of torch's out-of-memory errors, for which Python code searches, if memory
+// was not sufficient; an empty text for any other status.
 inline const char* memory_words(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "CUDA out of memory. " : "";
 }

@@ -57,7 +57,8 @@ bool same_kernel(const Variant& v, const KernelKey& key) {
          std::equal(v.values.begin(), v.values.begin() + WORD_AXES, key.values.begin());
 }
 
-// Returns the sizes of a family, or of all families, for the role and words of a key.
+// Returns the values of the variants with the role and words of a key, in one family or in all
+// families.
 std::vector<Values> compiled_sizes(const KernelKey& key, const Family* family = nullptr) {
   std::vector<Values> sizes;
   for (const Variant& v : all_variants()) {
@@ -104,10 +105,11 @@ std::string capability_text(const DeviceInfo& info) {
          std::to_string(info.compute_capability % 10);
 }
 
-// Tells if a kernel that failed to load can never load here: its image is invalid, or there is no
-// compiler for it. Such a variant is refused for the rest of the process. Any other failure may
-// pass (memory, a stream capture, a device in use) or has nothing to do with the image (an error of
-// an earlier kernel, the driver): taking the next variant would then change the plan and the bits.
+// Tells if a kernel that failed to load can never load in this process: its image is invalid, or
+// there is no compiler for it. Such a variant is refused for the rest of the process. Any other
+// failure may be temporary (memory, a stream capture, a device in use) or has nothing to do with
+// the image (an error of an earlier kernel, the driver): taking the next variant would then change
+// the plan and the bits.
 //
 // The quotes are NVIDIA's descriptions, CUDA Runtime API, "Data types used by CUDA Runtime".
 bool is_refusal(cudaError_t status) {
@@ -140,8 +142,8 @@ bool is_of_capture(cudaError_t status) {
   return cudaErrorStreamCaptureUnsupported <= status && status <= cudaErrorStreamCaptureWrongThread;
 }
 
-// Raises an error for a failure that is no refusal. The failure is not remembered, so the next call
-// tries again.
+// Throws an error for a failure that is not a refusal. The failure is not remembered, so the next
+// call tries again.
 [[noreturn]] void fail_to_load(const Variant& v, const char* call, cudaError_t status) {
   fail(memory_words(status), PRODUCT_NAME " could not load ", v.symbol, ": ", call, " failed with ",
        error_text(status), "\n\nhint: ",
@@ -151,11 +153,11 @@ bool is_of_capture(cudaError_t status) {
            : "nothing of this is remembered, the next call tries again");
 }
 
-// From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first), SASS
-// that crosses between discrete and integrated GPUs of a major, which NVIDIA does not promise. For
-// one target, the order is the family made for it, then the largest tile, then the family that
-// comes first in the table. The rules for suffixes and GPU families are not repeated here, because
-// the driver refuses code that does not fit.
+// Orders variants from best to worst: exact SASS, SASS of the same major (newest first), PTX
+// (newest first), SASS that crosses between discrete and integrated GPUs of a major, which NVIDIA
+// does not guarantee to run. For one target, the order is the family made for it, then the largest
+// shared-memory plan, then the family that comes first in the table. The rules for suffixes and GPU
+// families are not repeated here, because the driver refuses code that does not fit.
 struct Preference {
   int device;
 
@@ -172,8 +174,8 @@ struct Preference {
   bool operator()(const Variant* a, const Variant* b) const { return rank(*a) < rank(*b); }
 };
 
-// The variants that may serve one kernel on one device, best first. Each is loaded on first use,
-// because loading may compile PTX.
+// The variants that may serve one kernel key on one device, best first. Each is loaded on first
+// use, because loading may compile PTX.
 class Candidates {
  public:
   Candidates(int device, const DeviceInfo& info, const KernelKey& key)
@@ -203,8 +205,8 @@ class Candidates {
     return nullptr;
   }
 
-  // Returns the reasons of the variants that do not load, and of the variants before the chosen one
-  // that refuse the arguments.
+  // Returns, each with its reason, the variants that cannot run on the device or did not load, and
+  // the loaded variants that refuse the arguments. Variants that were not tried are missing.
   std::vector<Refusal> refused(const void* params) const {
     std::vector<Refusal> all = refused_;
     for (const Loaded& one : loaded_) {
@@ -279,7 +281,7 @@ class Candidates {
     return {};
   }
 
-  // The number of clusters of a kernel that the current device runs at a time.
+  // Stores in *clusters how many clusters of a kernel the current device can run at a time.
   static cudaError_t count_clusters(const KernelEntry& entry, int* clusters) {
     cudaLaunchAttribute attribute = in_clusters(entry.cluster);
     const auto config = launch_config(dim3(static_cast<unsigned>(entry.cluster)), entry.threads,
@@ -303,8 +305,8 @@ class Registry {
     return known_device(device);
   }
 
-  // Returns the kernel to run; its variant is null if there is none. Stores the reasons against the
-  // other variants in *refused, unless it is null.
+  // Returns the kernel to run; its variant is null if there is none. Stores the reasons against
+  // other variants in *refused, unless refused is null.
   Loaded find(int device, const KernelKey& key, const void* params,
               std::vector<Refusal>* refused = nullptr) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -374,7 +376,8 @@ std::string describe_words(const Values& values) {
   return text;
 }
 
-// Lists the words that kernels of a role exist for, the nearest first.
+// Lists up to four combinations of words that kernels of the role exist for, those nearest to the
+// key first, and counts the others.
 void list_words(std::ostream& text, const KernelKey& key) {
   constexpr size_t MOST = 4;
   std::vector<Values> compiled;

@@ -53,7 +53,7 @@ bool is_built_in(const KernelKey& key);
 struct Loaded {
   const Variant* variant = nullptr;
   int binary_version = 0;  // compute capability of the loaded SASS, times 10: 90
-  int ptx_version = 0;     // version of the PTX that the driver compiled, such as 80
+  int ptx_version = 0;     // target of the PTX that the SASS was made from, times 10: 80
 };
 
 struct Refusal {
@@ -61,7 +61,7 @@ struct Refusal {
   std::string reason;
 };
 
-// The variant that a device will run, and why the better variants were refused.
+// The variant that a device will run, and why other variants were refused.
 struct Selection {
   Loaded chosen;  // variant is null if there is none
   std::vector<Refusal> refused;
@@ -75,9 +75,9 @@ struct DeviceInfo {
   int l2_bytes;
 };
 
-// device_info() and select_kernel() ask the driver once per process and device, and restore the
-// current device. Only a permanent reason is remembered as a refusal: any other failure is an
-// error, and the next call asks again.
+// device_info() asks the driver once per device, and select_kernel() tries each variant once per
+// device. Both restore the current device. Only a permanent reason is remembered as a refusal: any
+// other failure is an error, and the next call asks again.
 const DeviceInfo& device_info(int device);
 Selection select_kernel(int device, const KernelKey& key);
 

@@ -1,5 +1,6 @@
-// One compiled kernel variant as the dispatcher sees it. The generator writes a translation unit
-// for each group of variants. It defines each kernel and one such object, named after the kernel:
+// KernelEntry describes one compiled kernel variant to the dispatcher. The generator writes a
+// translation unit for each group of variants, which defines each kernel and its KernelEntry, named
+// after the kernel:
 //
 //   using Config = NormConfig<Target<90, 'a', Code::SASS>, Bf16, 64>;
 //   extern "C" __global__ void __launch_bounds__(Config::THREADS, Config::MIN_BLOCKS)
@@ -26,9 +27,9 @@ struct KernelEntry {
   cudaError_t (*launch)(const void* kernel, const void* params, cudaStream_t stream);
   int threads;
   int dynamic_smem;    // bytes
-  int block_rows;      // rows of the result that a block owns; 0: the kernel has no such rows
-  int blocks_per_sm;   // resident blocks the tile was chosen for
-  int cluster;         // blocks of a cluster, which share block_rows
+  int block_rows;      // rows of the result that a block or cluster owns; 0: it owns no rows
+  int blocks_per_sm;   // resident blocks per multiprocessor that the tile was chosen for
+  int cluster;         // blocks per cluster; 1: no clusters
   bool takes_tickets;  // blocks take tiles from a counter in memory
   // Returns the reason why the kernel does not support these arguments, or null if it does. After a
   // refusal the dispatcher takes the next family of the role. The pointer is null if the kernel
@@ -37,7 +38,7 @@ struct KernelEntry {
   int registers;  // per thread at launch, which setmaxnreg redistributes; 0: any number
 };
 
-// The most registers per thread that a kernel here requests with setmaxnreg, a multiple of 8.
+// The most registers per thread that any kernel requests with setmaxnreg, a multiple of 8.
 constexpr int MOST_REGISTERS = 240;
 
 // Registers per thread at launch if a multiprocessor is to hold this many threads. ptxas compiles a
@@ -104,7 +105,7 @@ KernelEntry make_entry(void (*kernel)(Params),
           registers_of<Config>(0)};
 }
 
-// Returns the configuration of a launch with one attribute, which must outlive the launch.
+// Returns the configuration of a launch with one attribute. The attribute must outlive the launch.
 inline cudaLaunchConfig_t launch_config(dim3 blocks, int threads, int dynamic_smem,
                                         cudaStream_t stream, cudaLaunchAttribute& attribute) {
   cudaLaunchConfig_t config{};

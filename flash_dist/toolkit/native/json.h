@@ -1,4 +1,4 @@
-// Text in JSON.
+// Writes JSON text.
 #pragma once
 
 #include <cstdio>
@@ -27,7 +27,7 @@ inline std::string json_string(const std::string& text) {
   return result + "\"";
 }
 
-// Returns a list in JSON; `write` writes each item.
+// Returns a JSON list; `write(text, item)` writes each item to the stream.
 template <class List, class Write>
 std::string json_list(const List& list, Write&& write) {
   std::ostringstream text;

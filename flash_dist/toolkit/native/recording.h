@@ -1,5 +1,5 @@
 // A record of the host's decisions on the calls of this process, if a caller requests it
-// (record_plans of the C interface). Otherwise a call pays for one load of an atomic.
+// (record_plans of the C interface). Otherwise a call only loads one atomic.
 //
 // The package adds an entry for each call, the dispatcher one for each launch.
 #pragma once

@@ -39,7 +39,8 @@ class List {
   int count_ = 0;
 };
 
-// Returns the role and the axes of a variant's key, which identify its kernel in any family.
+// Returns the JSON fields of a variant's role and axes, which are the same in every family of its
+// kernel.
 std::string key_fields(const Variant& v) {
   std::ostringstream text;
   text << "\"role\": " << json_string(role_name(v.role));
@@ -129,7 +130,7 @@ class Filter {
   }
 
   std::string role_;  // empty: any
-  Values values_{};   // sizes: 0 for any
+  Values values_{};   // any value: ANY for words, 0 for sizes
 };
 
 std::string describe_selection(int device, const Filter& wanted) {

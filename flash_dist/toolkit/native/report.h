@@ -15,12 +15,12 @@ KERNEL_API const char* KERNEL_C(last_error)();
 KERNEL_API int64_t KERNEL_C(variants_json)(char* buffer, int64_t size);
 // select_json() loads the kernels that it reports. The question restricts them by the role and the
 // axes of a call ("role=fwd dtype=bf16"). An empty question means all kernels, and compiles PTX
-// even for kernels that nobody needs.
+// even for kernels that no call needs.
 KERNEL_API int64_t KERNEL_C(select_json)(int device, const char* question, char* buffer,
                                          int64_t size);
 KERNEL_API int64_t KERNEL_C(last_variant_json)(char* buffer, int64_t size);
 // record_plans() records the host's decisions on calls, plans_json() returns them as a JSON list:
 // each call, followed by the kernel of each launch. on: 1 begins an empty record of all threads of
-// this process, 0 ends it. The text is valid until the next record begins.
+// this process, 0 ends it. The entries are kept until the next record begins.
 KERNEL_API int KERNEL_C(record_plans)(int on);
 KERNEL_API int64_t KERNEL_C(plans_json)(char* buffer, int64_t size);

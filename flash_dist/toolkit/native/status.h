@@ -10,7 +10,7 @@ namespace KERNEL_NAMESPACE {
 
 std::string& last_error();
 
-// Returns the result of f, or -1 with last_error() set.
+// Returns the result of f. If f throws, stores the message in last_error() and returns -1.
 template <class F>
 auto guarded(F&& f) -> decltype(f()) {
   try {

@@ -25,8 +25,8 @@ constexpr NamedDtype NAMED_DTYPES[] = {
     {"uint8", ScalarType::Byte},
 };
 
-// Returns the number of t's dtype on a dtype axis, whose words are among fp16, bf16, fp32, fp64,
-// fp8_e4m3, fp8_e5m2, int8 and uint8.
+// Returns the index of t's dtype among the words of a dtype axis. Throws if no word names this
+// dtype. The words must be those of NAMED_DTYPES.
 inline int dtype_word(const Tensor& t, const char* name, int axis) {
   std::vector<std::string> allowed;
   for (int number = 0; number < word_count(axis); ++number) {

@@ -1,5 +1,5 @@
 // Wrappers of torch's stable ABI for operators: checks, dtypes, the current stream, outputs and
-// workspace from its allocator.
+// workspace from torch's allocator.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 #include "native/report.h"
 #include "product.h"
 
-// Weak: a CPU build of torch lacks these symbols, and importing must work there.
+// Weak: a CPU build of torch lacks these symbols, and importing the binding must work with it.
 extern "C" {
 __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
 __attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t, void**);
@@ -62,9 +62,9 @@ T* pointer(const Tensor& t) {
   return static_cast<T*>(t.data_ptr());
 }
 
-// --- Checks: each throws a sentence that names the argument -------------------------------------
+// --- Checks: each throws an error that names the argument ---------------------------------------
 
-// Returns the name of a dtype in Python's notation.
+// Returns torch's Python name of a dtype, such as "float16"; for a rare dtype its C++ name.
 inline const char* dtype_name(ScalarType type) {
   switch (type) {
     case ScalarType::Double:
@@ -183,7 +183,7 @@ inline Tensor allocate_like(const Tensor& t) {
   return allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
 }
 
-// Copies on the current stream.
+// Copies `from` into `to` on the current stream.
 inline void copy_into(const Tensor& to, const Tensor& from) {
   STD_TORCH_CHECK(aoti_torch_copy_(to.get(), from.get(), 0) == AOTI_TORCH_SUCCESS,
                   "torch could not copy a tensor on GPU ", to.get_device_index());
@@ -202,8 +202,8 @@ inline int64_t elements_at_once(const Tensor& t) {
   return ALIGNMENT / (torch_dtype(t) == aoti_torch_dtype_float32() ? 4 : 2);
 }
 
-// True if 16-byte loads can read the rows of t: columns are contiguous, and every row begins at a
-// multiple of 16 bytes.
+// True if 16-byte loads can read the rows of t: the elements of a row are contiguous, and every row
+// begins at a multiple of 16 bytes.
 inline bool is_loadable(const Tensor& t) {
   const int64_t step = elements_at_once(t);
   const auto sizes = t.sizes();
@@ -214,8 +214,8 @@ inline bool is_loadable(const Tensor& t) {
   return loadable;
 }
 
-// Returns t, or a contiguous copy if 16-byte loads cannot read t. Python checks strides, but sees
-// neither addresses in a compiled graph nor Inductor's strides.
+// Returns t, or a contiguous copy if 16-byte loads cannot read t. Python checks strides, but in a
+// compiled graph it knows neither addresses nor the strides that Inductor chose.
 inline Tensor make_loadable(const Tensor& t) { return is_loadable(t) ? t : copy(t); }
 
 inline void fill(const Tensor& t, double value) {
@@ -235,7 +235,8 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  // An Allocate whose context is a Workspace.
+  // Allocates the memory of a Workspace: a function of type Allocate with the Workspace as its
+  // context.
   static void* allocate(void* context, int64_t bytes) {
     void*& data = static_cast<Workspace*>(context)->data_;
     const auto size = static_cast<uint64_t>(bytes);

@@ -1,6 +1,6 @@
 // Functions of torch's stable ABI that only CUDA builds of torch define. Every file of the binding
-// includes this header first: weak symbols let the binding load beside a CPU build of torch. Code
-// that has a CUDA tensor runs beside a torch that defines these functions.
+// includes this header first: weak symbols let the binding load with a CPU build of torch. Only
+// code that has a CUDA tensor calls these functions, and then torch defines them.
 #pragma once
 
 #pragma weak aoti_torch_create_cuda_guard

@@ -1,4 +1,4 @@
-// The part of the driver's header that host code uses for tensor maps.
+// Replacement for the CUDA driver's header: the part that host code uses for tensor maps.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // The part of CUDA that host code and kernels use, for a C++ compiler without CUDA. Host code
-// compiles; kernels compile, but never run. runtime.cpp has the functions of the host.
+// compiles and runs; kernels compile, but never run. runtime.cpp defines the host functions that
+// are only declared here.
 #pragma once
 
 #include "cuda_types.h"
@@ -10,7 +11,7 @@
 
 inline cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return cudaSuccess; }
 
-// Returns -1, torch's index of the CPU, on which the tensors of a dry run lie.
+// Stores -1, torch's index of the CPU: the tensors of a dry run are on the CPU.
 inline cudaError_t cudaGetDevice(int* device) {
   *device = -1;
   return cudaSuccess;

@@ -1,4 +1,5 @@
-// The CUDA runtime of a dry run: one device from the environment, which loads all kernels.
+// The CUDA runtime of a dry run: one device, described by environment variables, on which every
+// kernel loads.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,6 @@
 // The CUDA functions of torch that the binding uses, for a torch without CUDA. ci/dry_run/build.py
-// makes the binding take CPU tensors for GPU tensors. Workspaces are addresses that nothing reads.
+// makes the binding treat CPU tensors as GPU tensors. Workspaces are addresses that nothing
+// dereferences.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstdint>
