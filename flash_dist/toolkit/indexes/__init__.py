@@ -1,1 +1,1 @@
-"""Reads package indexes, and chooses the set that serves the GPUs: `select`."""
+"""Reads package indexes, and chooses the arch set that serves the GPUs, for `select`."""

@@ -52,7 +52,7 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
     candidates = [one for one in read if isinstance(one, Candidate)]
     labelled = {_release(one) for one in candidates if _has_label(one)}
     return Offer(
-        tuple(  # drop a PyPI wheel if a labelled wheel is equal
+        tuple(  # of a release with labelled wheels, drop the others
             one for one in candidates if _has_label(one) or _release(one) not in labelled
         ),
         (*([left_out] if unfit else []), *(one for one in read if isinstance(one, str))),
@@ -60,7 +60,7 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
 
 
 def _with_sizes(wheels: Sequence[IndexedWheel]) -> list[IndexedWheel]:
-    """Ask for the sizes of the newest wheels if a page omits them."""
+    """Ask the servers for the sizes of the newest wheels if a page omits them."""
     newest = max((Version(wheel.version.public) for wheel in wheels), default=None)
     patience = Patience()
     return [

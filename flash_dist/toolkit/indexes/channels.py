@@ -1,4 +1,4 @@
-"""Packages that other channels, such as conda, make of a wheel: names and install commands.
+"""Packages made from a wheel for channels such as conda: their names and install commands.
 
 A channel that a page may link to has a class here and a row in READERS.
 """
@@ -71,7 +71,7 @@ class CondaPackage:
 
 
 def parse_conda(link: Link) -> CondaPackage | None:
-    """Parse the name of a conda package in a channel; None if the link is in no channel."""
+    """Parse a link to a conda package; None for another name or a folder that no channel has."""
     match = _CONDA.fullmatch(link.file_name)
     folder = urljoin(link.url, ".")
     if match is None or not _SUBDIR.fullmatch(last_part(folder)):

@@ -1,6 +1,6 @@
 """Credentials for a private index, from its address, uv's variables or .netrc, as in pip and uv.
 
-    https://user:password@host/simple/            for everything of that server
+    https://user:password@host/simple/            for all requests to that server
     UV_INDEX_NAME_USERNAME, UV_INDEX_NAME_PASSWORD  where UV_INDEX or UV_DEFAULT_INDEX has NAME=URL
     NETRC, ~/.netrc                               a line `machine HOST login USER password PASSWORD`
 
@@ -30,7 +30,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 Origin = tuple[str, str, int]
 Login = tuple[str, str]
 
-# Taken from addresses that the user named. Links of a page do not carry the page's credentials.
+# Logins by server, from addresses that the user named: links on their pages contain no login.
 _given: Final[dict[Origin, Login]] = {}
 
 

@@ -41,7 +41,7 @@ _BROKEN = (OSError, http.client.HTTPException, ValueError)  # URLError is an OSE
 
 
 class Response(Protocol):
-    """A server's answer, open while it is read."""
+    """A server's response, open while it is read."""
 
     url: str  # after redirections
 
@@ -50,11 +50,11 @@ class Response(Protocol):
 
     @property
     def headers(self) -> http.client.HTTPMessage:
-        """The headers of the answer."""
+        """The headers of the response."""
 
 
 def is_url(text: str) -> bool:
-    """Tell an address from a path."""
+    """Tell if a text is an address rather than a path."""
     return _URL.match(text) is not None
 
 
@@ -64,7 +64,11 @@ def last_part(url: str) -> str:
 
 
 def local_path(url: str) -> Path | None:
-    """Return the path of a `file:` address; None for another address."""
+    """Return the path of a `file:` address; None for another address.
+
+    Raises:
+        FetchError: The address names a host, or contains a NUL.
+    """
     if not url.lower().startswith("file:"):
         return None
     parts = urlsplit(url)
@@ -79,7 +83,7 @@ def local_path(url: str) -> Path | None:
 
 
 def is_page(response: Response) -> bool:
-    """Tell a page, such as an index, from a file."""
+    """Tell if a response is a page, such as an index, rather than a file."""
     return str(response.headers.get("Content-Type", "")).lower().startswith(_PAGE_TYPES)
 
 
@@ -87,12 +91,12 @@ def is_page(response: Response) -> bool:
 def open_url(
     url: str, *, method: str = "GET", patience: Patience | None = None
 ) -> Iterator[Response]:
-    """Send a request to a server, and yield its open answer.
+    """Send a request to a server, and yield its open response.
 
     Args:
         url: The address.
         method: The HTTP method.
-        patience: Time limit for the whole request. None: the limit of a page.
+        patience: Time limit for the whole request. None: the limit for pages.
 
     Raises:
         FetchError: The address is not http or https, or the request fails.
@@ -148,7 +152,7 @@ def _make_opener(patience: Patience) -> urllib.request.OpenerDirector:
 def _explain(url: str, error: Exception) -> FetchError:
     if isinstance(error, urllib.error.HTTPError):
         reason: object = f"HTTP {error.code} {error.reason}"
-        error.close()  # an HTTPError is also an open answer
+        error.close()  # an HTTPError is also an open response
     else:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
     message = f"cannot fetch `{url}`: {reason or type(error).__name__}"
@@ -159,7 +163,7 @@ def read_page(response: Response) -> str:
     """Return a page as text.
 
     Raises:
-        FetchError: The page is unreasonably large, or ends too soon.
+        FetchError: The page is larger than MAX_PAGE_BYTES, or ends too soon.
     """
     text = b"".join(_chunks(response, MAX_PAGE_BYTES)).decode("utf-8", "replace")
     return text.removeprefix("\ufeff")
@@ -173,10 +177,10 @@ def save(
     limit: int = MAX_FILE_BYTES,
     patience: Patience | None = None,
 ) -> None:
-    """Write an answer to a file. If `patience` has a rate, each received byte extends the deadline.
+    """Write a response to a file. If `patience` has a rate, received bytes extend the deadline.
 
     Raises:
-        FetchError: The answer is larger than the limit, or ends too soon.
+        FetchError: The response is larger than the limit, or ends too soon.
     """
     length = content_length(response)
     if length is not None and length > limit:
@@ -195,7 +199,7 @@ def content_length(response: Response) -> int | None:
 
 
 def _chunks(response: Response, limit: int, patience: Patience | None = None) -> Iterator[bytes]:
-    """Yield the answer; check its length, as `read` ignores an early end."""
+    """Yield the response in chunks. Check its length, because `read` ignores an early end."""
     done, length = 0, content_length(response)
     while chunk := response.read(_CHUNK):
         done += len(chunk)

@@ -1,4 +1,4 @@
-"""Lists the wheels, and packages of other channels, in a folder, an index or another page."""
+"""Lists the wheels, and the packages of channels such as conda, in a folder, index or page."""
 
 from __future__ import annotations
 
@@ -131,11 +131,11 @@ def _kinds(python: str) -> frozenset[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Index:
-    """The wheels and packages that a folder, index or page offers."""
+    """The wheels, and packages such as conda's, that a folder, index or page offers."""
 
     place: str
     wheels: tuple[IndexedWheel, ...]
-    packages: tuple[Package, ...] = ()  # of other channels
+    packages: tuple[Package, ...] = ()
 
 
 def read_index(place: str, project: str | None = PROJECT) -> Index:
@@ -173,7 +173,7 @@ def make_index(place: str, page: str, url: str) -> Index:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Link, str]]:
-    """Yield the files of a folder and its subfolders; do not follow links to folders."""
+    """Yield links to the wheels and packages of a folder tree; do not enter linked folders."""
     seen = 0
     for place, folders, names in os.walk(folder):
         folders.sort()
@@ -188,7 +188,7 @@ def _walk(folder: Path) -> Iterator[tuple[Link, str]]:
 
 
 def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
-    """Yield the links to files, each with its index, of a page and the pages below it."""
+    """Yield the links of a page and of the pages below it, each with the address of its page."""
     waiting, seen, found = [url], {url}, 0
     patience = Patience()
     while waiting and len(seen) <= MAX_PAGES:

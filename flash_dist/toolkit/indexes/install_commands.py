@@ -1,4 +1,4 @@
-"""Commands that install a chosen set: pip, uv, and other channels that have the set."""
+"""Commands that install a chosen set, with pip, uv, and installers such as conda."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def find_commands(
     if wheel.index:
         named = tuple(_from_index(wheel, stays=_stays(installed, wheel)))
     else:
-        # On a page without an index, pip and uv require the hash that the page states.
+        # The hash that the page states is part of the address, so that pip and uv require it.
         hashed = wheel.digest and not wheel.is_local
         place = shlex.quote(f"{wheel.location}#{wheel.digest}" if hashed else wheel.location)
         named = (Command("pip", f"pip install {place}"), Command("uv", f"uv pip install {place}"))
@@ -90,13 +90,13 @@ def _published(candidate: Candidate) -> ArchSet:
 
 
 def _stays(installed: str, wheel: IndexedWheel) -> bool:
-    """Tell if pip and uv keep the installed version: `0.1.0` with a label satisfies `==0.1.0`."""
+    """Tell if pip and uv would keep the installed version: `0.1.0+cu130` satisfies `==0.1.0`."""
     version, _, label = installed.partition("+")
     return bool(label) and version == str(wheel.version)
 
 
 def _from_index(wheel: IndexedWheel, *, stays: bool) -> Iterator[Command]:
-    """Pin the version, and leave torch to the default index.
+    """Yield commands that pin the version, and take torch from the default index.
 
     `==` with a local version names exactly this wheel: PyPI rejects such versions, so no package
     there can replace it.

@@ -1,4 +1,4 @@
-"""Limits the total time of a server's answers: a connection that exceeds it is shut down.
+"""Limits the total time of a server's responses: a connection that exceeds it is shut down.
 
 A timeout between two bytes does not help against a server that sends a byte every few seconds.
 """
@@ -23,7 +23,7 @@ SLOWEST: Final = 10_000  # bytes per second
 
 
 class Patience:
-    """Seconds that are left; received bytes add time if a rate is given."""
+    """A time limit for requests; received bytes extend it if a rate is given."""
 
     def __init__(self, seconds: float = PAGE_SECONDS, rate: float = 0) -> None:
         self.seconds = seconds
@@ -49,7 +49,7 @@ class Patience:
             self._until += number / self._rate
 
     def follow(self, connection: socket.socket) -> None:
-        """Also shut down this connection, even while it waits for a handshake."""
+        """Shut down this connection as well when time is over, even during its handshake."""
         self._sockets.append(connection.dup())
 
     @contextmanager

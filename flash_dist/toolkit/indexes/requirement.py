@@ -37,7 +37,7 @@ def read_line(text: str) -> str | Pinned | None:
         An address or path of a wheel, a version on an index, or None for another line.
 
     Raises:
-        UsageError: An index comes without exactly one version, or a version without one index.
+        UsageError: An index comes without exactly one version, or a version without an index.
     """
     try:
         words = shlex.split(text)

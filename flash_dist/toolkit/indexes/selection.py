@@ -232,7 +232,7 @@ def _preference(judged: Judged) -> tuple[tuple[int, int, int], int, int]:
 
 
 def _by_version(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Group candidates by version without arch set: newest group first, pre-releases last."""
+    """Group candidates by version, ignoring the arch set: newest first, pre-releases last."""
     groups: dict[tuple[bool, Version] | None, list[Candidate]] = {}
     for one in candidates:
         version = one.version

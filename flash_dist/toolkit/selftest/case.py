@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from .comparison import Tensors
 
-    # Returns the cases for a device, given the variants that the dispatcher selects. For the CPU
-    # no variants are given.
+    # Returns the cases for a device, given the variants that the dispatcher selects: none for the
+    # CPU, or without a dispatcher.
     ChooseCases = Callable[[torch.device, Sequence[dict[str, Any]]], Sequence["Case"]]
 
 __all__ = ["Case", "ChooseCases", "Exact", "make_values"]
@@ -46,7 +46,7 @@ class Exact:
 
 
 class Case:
-    """One problem that kernels compute, the same on every machine.
+    """One problem for the kernels to compute, the same on every machine.
 
     A package derives a frozen dataclass, whose fields define the problem.
     """
@@ -61,7 +61,10 @@ class Case:
 
     @property
     def fills_gpu(self) -> bool:
-        """Tell if the case is too large for `exact`; then its results must only be finite."""
+        """Tell if the case is too large for `exact`.
+
+        The selftest then checks its values only for NaN and inf.
+        """
         return False
 
     def make_inputs(self, device: torch.device) -> Any:  # noqa: ANN401 - the package's own
@@ -97,7 +100,7 @@ class Case:
         return {}
 
     def compute_exact(self) -> Exact:
-        """Compute the values on the CPU, in float64, and the allowed errors."""
+        """Compute the expected values on the CPU, in float64, and the allowed errors."""
         inputs = self.make_inputs(torch.device("cpu"))
         dtypes = {one.dtype for one in _find_tensors(inputs) if one.is_floating_point()}
         dtype = max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)

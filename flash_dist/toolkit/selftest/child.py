@@ -51,7 +51,8 @@ _OTHER_WORK = 4096  # rows and columns of a matrix product that keeps the GPU bu
 class DirtyMemory:
     """Fills the free blocks of torch's allocator with NaN before each run of one case.
 
-    Asking the allocator takes milliseconds, so each stream's sizes are cached once they repeat.
+    Asking the allocator takes milliseconds, so each stream's block sizes are cached once they
+    repeat.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -138,7 +139,7 @@ def run_first(
 
 
 def check_values(case: Case, actual: Tensors, exact: ExactValues) -> tuple[Difference, ...]:
-    """Compare results with expected values; in a case that fills the GPU, find NaN and inf."""
+    """Compare results with expected values; if the case fills the GPU, find only NaN and inf."""
     if case.fills_gpu:
         found = (
             first_difference(name, ~torch.isfinite(one), one.new_zeros(()).expand_as(one), one)
@@ -155,7 +156,7 @@ def repeat(
     memory: DirtyMemory,
     streams: tuple[Any, ...],
 ) -> list[Tensors]:
-    """Run the case on all streams at the same time, over poisoned memory."""
+    """Fill free memory with NaN, then run the case on all streams at the same time."""
     for stream in streams:
         with stream:
             memory.fill()
@@ -167,7 +168,7 @@ def repeat(
 
 
 def find_differences(first: Tensors, results: list[Tensors]) -> Iterator[tuple[int, Difference]]:
-    """Yield differences from the first run, with the number of the stream."""
+    """Yield each difference from the first run, after the index of the stream that computed it."""
     for number, result in enumerate(results):
         for difference in compare_bits(first, result):
             yield number, difference
@@ -195,7 +196,7 @@ def _finding(
 
 
 def make_streams(device: torch.device) -> tuple[Any, ...]:
-    """Return two contexts, each for one stream; for the CPU, one context without effect."""
+    """Return two contexts, each with a new current stream; for the CPU, one without effect."""
     if device.type != "cuda":
         return (contextlib.nullcontext(),)
     cuda: Any = torch.cuda

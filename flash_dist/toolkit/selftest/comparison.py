@@ -39,7 +39,7 @@ class Difference:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the difference as plain data; values that JSON lacks become text."""
+        """Return the difference as plain data; NaN and inf, which JSON lacks, become text."""
         numbers = {"expected": _json_number(self.expected), "actual": _json_number(self.actual)}
         return {**vars(self), "coordinate": list(self.coordinate), **numbers}
 
@@ -58,7 +58,8 @@ def _mix(value: Number) -> Number:
 def hash_bits(seed: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Hash (seed, index) to 32 bits: mix(index ^ mix(seed)), as int64 [count].
 
-    The hash uses integer operations only, so that inputs are equal on every machine and version.
+    The hash uses integer operations only, so that inputs are the same on every machine and with
+    every version of torch.
     """
     index = torch.arange(count, dtype=torch.int64, device=device)
     return _mix(index ^ _mix(seed & _MASK))
@@ -147,7 +148,7 @@ def compare_values(
 def first_difference(
     name: str, differs: torch.Tensor, expected: torch.Tensor, actual: torch.Tensor
 ) -> Difference | None:
-    """Describe the elements that a mask marks, with the values of the first."""
+    """Describe the elements that `differs` marks, with the values of the first; None for none."""
     count = int(differs.sum())
     if not count:
         return None

@@ -62,7 +62,7 @@ class ExactValues:
 
 @contextmanager
 def _turn(lock: Path) -> Iterator[None]:
-    """Hold a lock of one process at a time; a process that dies releases the lock."""
+    """Hold a file lock, which only one process can hold; a process that dies releases the lock."""
     try:
         file = lock.open("wb")
     except OSError:  # each process then computes the values

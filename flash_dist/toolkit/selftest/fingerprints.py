@@ -50,7 +50,7 @@ class Fingerprint:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Values that two fingerprints of one setting must share for equal bits."""
+        """Values that decide the bits in one setting: fingerprints with the same key must agree."""
         return self.case, self.plan, self.code, self.driver
 
     def differing(self, other: Fingerprint) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class Reference:
     gpu: str
     recorded: str  # date of the recording
     setting: Setting
-    kernels: Mapping[str, str]  # code hash by name
+    kernels: Mapping[str, str]  # code hash by symbol
     fingerprints: tuple[Fingerprint, ...]
     toolkit: str = DEFAULT_TOOLKIT  # CUDA version of the kernels' compiler
 
@@ -175,7 +175,7 @@ def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
 def compare_with(
     references: Sequence[Reference], setting: Setting, own: tuple[Fingerprint, ...]
 ) -> Agreement:
-    """Compare fingerprints with those of the recorded GPU that has the most cases in common."""
+    """Compare fingerprints with the recorded GPU of this setting with the most cases in common."""
     best = Agreement(len(own), nearest=_find_nearest(references, setting))
     for reference in references:
         if reference.setting != setting:
@@ -201,7 +201,7 @@ def _find_nearest(references: Iterable[Reference], setting: Setting) -> str:
 def compare_prints(
     theirs: Iterable[Fingerprint], own: Iterable[Fingerprint]
 ) -> tuple[int, tuple[Mismatch, ...]]:
-    """Return how many fingerprints of one setting must be equal, and the cases that differ."""
+    """Return the number of cases of one setting that must agree, and those of them that differ."""
     known = {one.case: one for one in theirs}
     pairs = [
         (his, one) for one in own if (his := known.get(one.case)) is not None and one.key == his.key
@@ -240,7 +240,7 @@ def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
 
 
 def render_references(references: Iterable[Reference]) -> str:
-    """Return the text of recorded fingerprints, one line per case, equal for equal content."""
+    """Return the file's text, one line per case; the same fingerprints give the same text."""
     blocks = []
     for reference in references:
         data = asdict(reference)

@@ -63,7 +63,7 @@ def compare_members(members: Iterable[Member]) -> tuple[CheckResult, ...]:
     """Compare all fingerprints that must be equal, over ranks and rounds.
 
     Returns:
-        One result per odd GPU, and one for the whole fleet.
+        One result per failed selftest, one per odd GPU, and one for the whole fleet.
     """
     members = tuple(members)
     failed = [member for member in members if not member.result]
@@ -79,7 +79,7 @@ def compare_members(members: Iterable[Member]) -> tuple[CheckResult, ...]:
 
 
 def _groups(members: Iterable[Member]) -> Iterator[list[tuple[Member, Fingerprint]]]:
-    """Yield groups of fingerprints that must be equal, each with its rank and round."""
+    """Yield groups of fingerprints that must be equal, each fingerprint with its member."""
     groups: defaultdict[tuple[object, ...], list[tuple[Member, Fingerprint]]] = defaultdict(list)
     for member in members:
         for one in member.fingerprints:

@@ -18,7 +18,10 @@ _DIGITS: Final = 32
 
 
 def hash_bytes(data: bytes | ctypes.Array[ctypes.c_char]) -> str:
-    """Return the first 128 bits of the SHA-256, in hexadecimal. A wheel has thousands of hashes."""
+    """Return the first 128 bits of the SHA-256, in hexadecimal.
+
+    The other bits are left out because a wheel has thousands of hashes.
+    """
     return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 
@@ -57,7 +60,7 @@ class RanVariant:
 class CasePlan:
     """A hash of all decisions on one case, and the kernels that it launched."""
 
-    digest: str = ""  # empty: no library chose kernels, as on the CPU
+    digest: str = ""  # empty on the CPU
     kernels: tuple[str, ...] = ()  # symbols in ascending order
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Runs the selftest of one device: bit-equal runs, correct values, no crash.
+"""Runs the selftest of one device, which checks for bit-equal runs, correct values and no crash.
 
 This is the parent side: it starts the child process (`child.py`), reads the child's report and
 judges the report.
@@ -189,7 +189,7 @@ def _fix(report: SelftestReport) -> str:
 
 
 def describe_findings(report: SelftestReport) -> list[str]:
-    """Describe the first few findings with their cases; a single finding is the summary."""
+    """Describe the first few findings with their cases; a single finding only by its details."""
     if len(report.findings) == 1:
         return list(report.findings[0].details)
     lines = []
@@ -201,7 +201,7 @@ def describe_findings(report: SelftestReport) -> list[str]:
 
 
 def describe_loaded(report: SelftestReport) -> tuple[str, ...]:
-    """Count the variants that ran, by the runtime's description."""
+    """Count the variants that ran, by the runtime's binaryVersion and ptxVersion."""
     counts = Counter((one.binary_version, one.ptx_version) for one in report.loaded)
     return tuple(
         f"{count} variants ran: binaryVersion {binary}, ptxVersion {ptx}"
@@ -210,7 +210,7 @@ def describe_loaded(report: SelftestReport) -> tuple[str, ...]:
 
 
 def find_surprises(predicted: dict[str, str], report: SelftestReport) -> tuple[str, ...]:
-    """Compare the predicted variant of each kernel with the dispatcher's choice."""
+    """Describe each kernel for which the dispatcher did not choose the predicted variant."""
     if report.selected is None:
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""Runs the selftests of several GPUs in parallel, within cores and memory, with progress.
+"""Runs the selftests of several GPUs in parallel, as cores and memory allow, and shows progress.
 
 Each selftest has its own process. The first process that needs a case's expected values computes
 them on the CPU, and the others read them: see exact.py.
@@ -116,7 +116,7 @@ class SideBySide:
         return device in self.names
 
     def close(self) -> None:
-        """Stop running selftests."""
+        """Kill the selftests that are still running, and delete their shared folder."""
         for child in self._running.values():
             child.watched.close()
         self._running.clear()
@@ -124,7 +124,7 @@ class SideBySide:
             self._folder.cleanup()
 
     def outcome(self, device: str) -> Outcome:
-        """Wait for a selftest; the other selftests continue meanwhile."""
+        """Wait for a selftest and return its outcome; the other selftests continue meanwhile."""
         while device not in self._ended:
             self._start()
             for name in tuple(self._running):
@@ -160,7 +160,10 @@ class SideBySide:
             child.count(report)
 
     def progress(self) -> Progress:
-        """Return the progress of all selftests; an unknown number of cases counts as average."""
+        """Return the progress of all selftests.
+
+        A selftest whose number of cases is not known yet counts with the average number.
+        """
         known = [(one.done, one.cases) for one in self._running.values() if one.cases]
         known += [(cases, cases) for _, cases in self._ended.values()]
         if not known:
