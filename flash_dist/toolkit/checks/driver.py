@@ -166,7 +166,7 @@ def describe_first_start(verdict: DeviceVerdict, environment: Environment) -> tu
 
 
 def describe_cost(variables: Mapping[str, str]) -> str:
-    """Describe the cost of JIT compilation; empty without a measurement for lazy loading."""
+    """Describe the cost of JIT compilation; empty for lazy loading that was not measured."""
     if variables.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
         measured = PRODUCT.jit_cost.get("eager")
         told = f" ({measured})" if measured else ""

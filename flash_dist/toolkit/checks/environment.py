@@ -1,4 +1,4 @@
-"""Describes the machine for the chosen checks of `doctor`, without torch and without a GPU."""
+"""Describes the machine for the chosen checks of `doctor`; needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Environment:
     files: InstallFiles = field(default_factory=InstallFiles)
     what_if: bool = False
     host: Host | None = None  # None: not examined, as in a what-if
-    torch_code: TorchCode | None = None  # None: no GPU to judge it on
+    torch_code: TorchCode | None = None  # None: not read, for example without a GPU
 
     def to_json(self) -> dict[str, Any]:
         """Return the environment as plain data."""

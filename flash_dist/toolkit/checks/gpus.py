@@ -1,4 +1,4 @@
-"""Checks one GPU against the code of the installed build."""
+"""Checks GPUs against the code of the installed build."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
 
 
 def _visible_names(environment: Environment, indices: Iterable[int]) -> Iterator[str]:
-    """Name GPUs for CUDA_VISIBLE_DEVICES, which may already hide and reorder some."""
+    """Yield names for a new CUDA_VISIBLE_DEVICES; the present one may hide and reorder GPUs."""
     visible = environment.variables.get("CUDA_VISIBLE_DEVICES", "")
     given = dict(enumerate(name.strip() for name in visible.split(",")))
     for index in indices:
@@ -215,7 +215,7 @@ def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
 
 
 def describe_plans(verdict: DeviceVerdict) -> tuple[str, ...]:
-    """List the target and shared-memory plan of each role; dtypes with equal ones share a line."""
+    """List the targets and shared-memory plans of each role; dtypes with the same share a line."""
     lines: dict[tuple[str, str], list[str]] = {}
     for (role, words), kernels in _by_role_and_words(verdict).items():
         text = "; ".join(_describe_sizes(kernels, verdict.axes))

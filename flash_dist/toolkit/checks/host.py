@@ -56,7 +56,7 @@ def explain_no_gpu(environment: Environment) -> CheckResult | None:
 
 
 def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
-    """Explain a missing libcuda on WSL or on a host with a driver; None on any other host."""
+    """Explain a missing libcuda: not on the search path, WSL, or a host with a driver."""
     if host.stray_libcuda:
         folder = host.stray_libcuda.rpartition("/")[0]
         summary = f"libcuda.so.1 is in {folder}, which the loader does not search"
@@ -163,7 +163,7 @@ def describe_driver(environment: Environment) -> tuple[str, ...]:
 
 
 def check_devices(environment: Environment) -> CheckResult | None:
-    """Check that this process may open the device files; None if it may open them."""
+    """Check that this process may open the device files; None if it may, or without a GPU."""
     host = environment.host
     if host is None or not host.denied or not environment.cuda.gpus:
         return None

@@ -42,7 +42,7 @@ def check_torch(environment: Environment) -> CheckResult:
     """Check that torch exists, is new enough, supports CUDA if there are GPUs, and was tested."""
     torch, installed = environment.torch, environment.installed
     if torch.status != "ok":
-        if torch.status == "absent" and not IMPORTED_AS:  # the toolkit alone has no operators
+        if torch.status == "absent" and not IMPORTED_AS:  # a standalone toolkit has no operators
             return CheckResult("skip", torch.reason)
         fix = torch.advise(installed.torch_min)
         return CheckResult("fail", torch.reason, fix=fix, entry=TORCH_PROBLEMS[torch.status])
@@ -70,7 +70,7 @@ def check_torch(environment: Environment) -> CheckResult:
 
 
 def _prefer_another(environment: Environment, result: CheckResult) -> CheckResult:
-    """Name the folder of each torch. Advise to use a suitable torch before a new one."""
+    """List each torch. Advise to use another installed one that fits, before a new one."""
     if not environment.torch.copies:
         return result
     first, *others = environment.torch.copies
@@ -178,7 +178,7 @@ def _name_builds() -> str:
 
 
 def _leave(environment: Environment) -> str:
-    """Return the step to take if sources hide an installed wheel; empty if they hide none."""
+    """Return the step to take if Python imports sources instead of a wheel; otherwise empty."""
     files = environment.files
     if files.in_sources and files.copies:
         return _LEAVE
@@ -189,7 +189,7 @@ def _leave(environment: Environment) -> str:
 
 
 def build_fix(environment: Environment) -> str:
-    """Return the step that leads to a build: the source tree may hide an existing build."""
+    """Return the step after which Python finds a build: leave the sources, or install a wheel."""
     files = environment.files
     if leave := _leave(environment):
         return leave

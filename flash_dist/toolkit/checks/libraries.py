@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NAMED = 5  # maximum sentences per library
 
-# Patterns of an obstacle's sentence (`targets/compatibility.py`), each with the remedy.
+# Patterns that match an obstacle's sentence (`targets/compatibility.py`), each with the remedy.
 _STEPS = (
     (r"needs (driver \d+ or (newer|older))", r"install NVIDIA \1"),
     (r"or newer, not|needs a driver newer", "install a newer NVIDIA driver"),
@@ -56,7 +56,11 @@ _CUDA: Final = re.compile(r"cu(?:da)?[-_]?([0-9]{2,3}(?:[._][0-9]{1,2})?)(?![0-9
 def examine_libraries(
     environment: Environment, libraries: Iterable[Library | Unread]
 ) -> Iterator[CheckResult]:
-    """Yield a result for each library that will not load, and for each pair of GPU and library."""
+    """Judge this machine and some libraries: yield the results.
+
+    There is a result for each check of the machine, each library that cannot be read or will not
+    load, and each pair of GPU and library.
+    """
     yield from _examine_machine(environment)
     reports, ours, plain, unread, unclear = [], [], 0, list[Unread](), list[CheckResult]()
     loading = LibraryLoading.make(environment)
@@ -136,7 +140,7 @@ def _declare(library: Library, manifest: Manifest, reason: str) -> Installed:
 
 
 def _read_manifest(library: Library) -> Manifest | None:
-    """Read the manifest beside a library, in a wheel or a folder.
+    """Read the manifest next to a library, in a wheel or a folder.
 
     Returns:
         The manifest, reduced to the kernels of this library; None if it is for other libraries.
@@ -199,7 +203,10 @@ def _is_kernels(name: str) -> bool:
 def check_libraries(
     environment: Environment, gpu: Gpu, reports: Sequence[FatbinReport], *, served: bool = False
 ) -> Iterator[CheckResult]:
-    """Report the code that one GPU loads from each library; fail only if none has code for it."""
+    """Report the code that one GPU loads from each library.
+
+    A library without code for the GPU is a failure only if no library has such code.
+    """
     situation = find_situation(environment, gpu)
     verdicts = [judge_library(report, situation) for report in reports]
     served = served or any(verdicts)
@@ -217,7 +224,7 @@ def check_libraries(
 
 
 def _name_family(path: str) -> str:
-    """Return the common name of libraries that differ in their CUDA version; empty if none."""
+    """Return a path with `cuda*` for each CUDA version in it; empty if it names no version."""
     name, found = _CUDA.subn("cuda*", path)
     return name if found else ""
 

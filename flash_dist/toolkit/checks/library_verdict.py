@@ -1,9 +1,9 @@
 """Judges by its headers whether the GPU code of any library fits a GPU. Pure functions.
 
 The driver loads the best image of each container, so a library is as good as its containers.
-Containers that the library loads by itself count as one. Relocatable objects (`-rdc=true`) count
-only if no linked code fits: then the driver compiles and links their PTX, if every object has PTX
-(nvcc documentation, "JIT Linking Support").
+Containers that are not registered with the CUDA runtime count as one, because the library chooses
+among them. Relocatable objects (`-rdc=true`) count only if no linked code fits: then the driver
+compiles and links their PTX, if every object has PTX (nvcc documentation, "JIT Linking Support").
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def judge_library(report: FatbinReport, situation: Situation) -> LibraryVerdict:
 def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: int) -> bool:
     """Tell if a container is device-linked, so that relocatable objects may hold its code.
 
-    If the file does not tell, the container counts as device-linked if it is the only linked one.
+    If this is not known, the container counts as device-linked if it is the only linked one.
     """
     if report.device_linked is None:
         return linked == 1

@@ -1,4 +1,4 @@
-"""Checks loading: compares what was predicted with what was tried."""
+"""Checks that the compiled parts load, and compares the prediction with the attempt."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def find_outer(reason: str) -> Entry | None:
 
 
 def _retry_fix(environment: Environment) -> str:
-    """Suggest the loader's variables first: trying again without them costs nothing."""
+    """Return the fix: first unset the loader's variables, which costs nothing, then reinstall."""
     named = [name for name in LOADER_VARIABLES if environment.variables.get(name)]
     reinstall = "reinstall torch" if environment.loading.stage == "torch" else reinstall_fix()
     return f"`unset {' '.join(named)}` and try again; otherwise {reinstall}" if named else reinstall

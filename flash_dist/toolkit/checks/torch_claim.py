@@ -1,8 +1,8 @@
-"""Checks whether torch itself supports a GPU as this build does.
+"""Checks whether torch itself supports the same GPUs as this build.
 
-torch.cuda.get_arch_list() is a text that was fixed when torch was compiled. `_check_capability`
-warns according to this text, but drops suffixes and treats PTX as SASS. This check reads the code
-in torch's library instead.
+torch.cuda.get_arch_list() returns a text that was fixed when torch was compiled.
+`_check_capability` warns according to this text, but drops suffixes and treats PTX as SASS. This
+check reads the code in torch's library instead.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _judge_lost(environment: Environment, gpu: PhysicalGpu) -> str:
 
 
 def _describe_places(environment: Environment, physical: Sequence[PhysicalGpu]) -> tuple[str, ...]:
-    """Map CUDA's GPU numbers to nvidia-smi's, if they differ."""
+    """Return a sentence for each GPU whose number in CUDA is not its number in nvidia-smi."""
     numbers = {gpu.place: gpu.index for gpu in physical}
     pairs = [(gpu, numbers.get(normalize_pci(gpu.pci))) for gpu in environment.cuda.gpus]
     return tuple(

@@ -139,7 +139,7 @@ def examine(
         yield from guard(f"torch {gpu.index}", claim, gpu=gpu.index)
     if environment.what_if or selftest is None or "selftest" not in choice:
         return
-    if not (IMPORTED_AS or environment.installed.build):  # the toolkit by itself has no kernels
+    if not (IMPORTED_AS or environment.installed.build):  # a standalone toolkit has no kernels
         return
     unfit = {result.gpu for result in judged if not result.is_usable}
     if not PRODUCT.cases:

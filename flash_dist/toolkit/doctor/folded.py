@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_VARIANTS: Final = 10_000
 _MOST_IMAGES: Final = 200_000
-_OWN: Final = ("symbol", "family", "arch", "origin", "proof")  # fields besides the axes
+_OWN: Final = ("symbol", "family", "arch", "origin", "proof")  # fields other than the axes
 
 
 class _Flat:

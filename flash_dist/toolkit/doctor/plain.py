@@ -40,7 +40,7 @@ _FOLDED: Final[dict[type, Any]] = {
     Variant: FoldedVariant,
 }
 
-# Names of text fields that are parsed later; the texts may be empty.
+# By the name of a text field that is parsed later: the pattern of its text, and words for it.
 _PATTERNS: Final = {
     "toolkit": (re.compile(r"[0-9]+\.[0-9]+(\.[0-9]+)*|"), "a version such as `13.0`"),
     "module_release": (re.compile(r"[0-9]+(\.[0-9]+)*|"), "a release such as `580.65.06`"),
@@ -64,7 +64,8 @@ def _find_entry(name: str) -> Entry:
     return entry
 
 
-# Types that are written as one word: for each, its writer, its reader and its form.
+# Types that are written as one word, each with the functions that write and read it, and a
+# description of the word.
 _WORDS: Final[dict[Any, tuple[Callable[[Any], str], Callable[[str], Any], str]]] = {
     Arch: (str, Arch.parse, "a target such as `sm_90a`"),
     Device: (str, Device.parse, "a compute capability such as `8.6`"),
@@ -207,7 +208,7 @@ def _text(data: Any, place: str) -> str:  # noqa: ANN401 - checked here
 
 
 def is_clean(text: str) -> bool:
-    """Tell if a text holds only visible characters and line ends."""
+    """Tell if a text contains only printable characters and line ends."""
     return all(char.isprintable() or char == "\n" for char in text)
 
 

@@ -133,7 +133,7 @@ class Proof:
         return compare_with(self.references, setting, own)
 
     def record(self, date: str) -> tuple[Reference, ...]:
-        """Return the fingerprints of the GPUs so far, one GPU of each kind."""
+        """Return the fingerprints of the GPUs so far, of one GPU for each model and setting."""
         build = self._environment.installed.build
         toolkit = (build.toolkit if build else None) or DEFAULT_TOOLKIT
         found: dict[tuple[str, Setting], Reference] = {}
@@ -146,7 +146,7 @@ class Proof:
         return tuple(found.values())
 
     def compare_gpus(self) -> CheckResult | None:
-        """Compare equal GPUs of this machine with each other; None if no two are equal."""
+        """Compare GPUs of the same setting with each other; None if no two can be compared."""
         pairs = 0
         differing: list[tuple[Gpu, Gpu, Mismatch]] = []
         for place, (gpu, setting, own) in enumerate(self.proven):
@@ -190,7 +190,7 @@ def run_on_cpu(
 
 
 def read_kernels(library: str) -> Mapping[str, str]:
-    """Hash the kernels of a package; unreadable kernels match no recorded hash.
+    """Return the hash of each kernel's code by symbol; empty if a library cannot be read.
 
     Args:
         library: The first library of the package; its other libraries are in the same folder.
@@ -225,7 +225,7 @@ def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
 
 
 def compare_selftest(loading: Loading, report: SelftestReport, result: CheckResult) -> CheckResult:
-    """Report a selftest that could not load although loading was predicted."""
+    """Say in the result if the selftest could not load although loading was predicted to work."""
     failed = {finding.entry for finding in report.findings} & {SELFTEST_CRASHED, SELFTEST_ERROR}
     if report.imported or not failed or loading.status != "ok":
         return result

@@ -48,7 +48,8 @@ class Rank:
         """Read torchrun's variables.
 
         Raises:
-            UsageError: Another program started this process.
+            UsageError: A variable is missing, because torchrun did not start this process, or is
+                not a number.
         """
         missing = [name for name in _VARIABLES if not os.environ.get(name)]
         if missing:
@@ -62,7 +63,7 @@ class Rank:
 
 
 def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed is not typed
-    """Join the other ranks; return a function that exchanges values with them.
+    """Join the other ranks; return torch.distributed, which exchanges values with them.
 
     Raises:
         GroupError: torch is absent, or does not connect the ranks.
@@ -92,7 +93,7 @@ def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distrib
 def prove_rank(
     rank: Rank, environment: Environment, proof: Proof, *, runs: int, child: Sequence[str] = CHILD
 ) -> Member:
-    """Run the selftest on the GPU of this rank, in one round of a fleet.
+    """Run the selftest on the GPU of this rank, or on the CPU if there is none, in one round.
 
     Args:
         rank: This process.

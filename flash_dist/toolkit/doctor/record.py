@@ -47,7 +47,7 @@ _VERSION: Final = re.compile(r"[0-9A-Za-z.+-]{1,80}")
 
 @dataclass(frozen=True)
 class Record:
-    """A machine as doctor saw it, with time and version."""
+    """A machine as doctor examined it, with time and version."""
 
     written_by: str = field(metadata={"key": NAME})  # version of the package
     recorded: str  # 2026-11-22 19:44 UTC
@@ -133,7 +133,8 @@ class Record:
         """Read the file's text.
 
         Raises:
-            UsageError: The text is no record, or a later version of the package wrote the record.
+            UsageError: The text is not a record, or its format is of a later version of the
+                package.
         """
         by = ""
         try:
@@ -162,14 +163,14 @@ def _parse(text: str | bytes) -> dict[str, Any]:
 
 
 def _name_writer(data: dict[str, Any]) -> str:
-    """Return the version that wrote a record; empty if it is this version."""
+    """Return the version that wrote a record; empty if it is this version or malformed."""
     by = data.get(NAME)
     known = isinstance(by, str) and _VERSION.fullmatch(by) and by != read_version()
     return str(by) if known else ""
 
 
 def _require_version(data: dict[str, Any], by: str) -> None:
-    """Reject a record of a later version; the message names that version."""
+    """Reject a record in a later format; the message names the version that wrote it."""
     version = data.pop("version", None)
     if type(version) is not int or version < 1:
         message = f"`version` must be {VERSION}"
@@ -207,7 +208,7 @@ def _require_sane(record: Record) -> None:
 
 
 def _escape(text: str) -> str:
-    """Replace invisible characters by Python's escapes."""
+    """Replace characters that are not printable with Python's escapes."""
     return "".join(
         char if is_clean(char) else char.encode("unicode_escape").decode() for char in text
     )
