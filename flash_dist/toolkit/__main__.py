@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line and end the process."""
     try:
-        from .cli import main as run  # noqa: PLC0415 - reports errors in pyproject.toml
+        from .cli import main as run  # noqa: PLC0415 - the import reports errors in pyproject.toml
     except ValueError as error:
         sys.exit(f"error: {error}")
     sys.exit(run())

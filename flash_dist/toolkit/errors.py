@@ -118,7 +118,7 @@ IN_CHECKOUT = Path(__file__).parents[2].joinpath("noxfile.py").is_file()
 
 
 def hint_to_build(hint: str, otherwise: str) -> str:
-    """Return a hint that names nox if the sources are here, and another hint if they are not.
+    """Return `hint`, which names nox, if the sources are here; else `otherwise`.
 
     A wheel or a zipapp has neither a noxfile nor `dist/`.
     """
@@ -127,7 +127,7 @@ def hint_to_build(hint: str, otherwise: str) -> str:
 
 @contextmanager
 def wrong_usage() -> Iterator[None]:
-    """Turn an error about the value of an option into a usage error with the same words.
+    """Turn an ArchError about the value of an option into a UsageError with the same words.
 
     NOTE: ArchError is a ValueError, which argparse would replace by words of its own.
     """

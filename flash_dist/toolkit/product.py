@@ -1,8 +1,8 @@
 """Description of a package: its name, operators, selftest cases, variables and subcommands.
 
-The description is read from `product.json` in the package that contains this toolkit. A toolkit
-that is installed by itself serves the project in the current folder, if its `pyproject.toml` has a
-table `[tool.kernels]`; otherwise it serves no package. Parts that the description names are
+The description is read from `product.json` in the package that contains this toolkit. A standalone
+toolkit, which is in no package, serves the project in the current folder, if its `pyproject.toml`
+has a table `[tool.kernels]`; otherwise it serves no package. Parts that the description names are
 imported on first use: the toolkit itself imports nothing of the package.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE_NAME: Final = "product.json"
-IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]  # package around the toolkit, if any
+IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]  # the package; empty: standalone
 FOLDER: Final = __package__ or ""  # import name of the toolkit
 BINDING: Final = "_C.so"
 PLACEHOLDER: Final = "https://INDEX/"  # default index address of a project that names none
@@ -46,7 +46,7 @@ class Product:
     """The package. A part is named `module` or `module:function`, relative to the package."""
 
     name: str  # name of the distribution, and namespace of its torch operators
-    library: str  # file of the kernels; each renamed copy of the package has its own file
+    library: str  # file name of the library that has the kernels
     summary: str  # the first sentence of its README
     index: str  # address of the package index with the releases
     axes: tuple[Mapping[str, Any], ...] = ()  # axes of its kernels, see `targets.axes`
@@ -72,11 +72,11 @@ class Product:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """The compiled files. Kernels of a table have their own library, beside the binding."""
+        """The compiled files: the binding, and the library of a table's kernels if there is one."""
         return tuple(dict.fromkeys((self.library, BINDING)))
 
     def load(self, reference: str) -> Any:  # noqa: ANN401 - whatever it names
-        """Import a part of the package."""
+        """Import the module, or the function of a module, that a reference names."""
         module, _, name = reference.partition(":")
         found = import_module(f"{IMPORTED_AS or FOLDER}.{module}")
         return getattr(found, name) if name else found
@@ -119,7 +119,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_itself() -> Product:
-    """Return the product of a toolkit that is installed by itself.
+    """Return the product of a standalone toolkit: that of its project, if it serves one.
 
     The product names no module of the project's package, whose wheel has a toolkit of its own.
     """
@@ -188,10 +188,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def find_project(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of the project that a toolkit installed by itself serves.
+    """Return the folder of the project that a standalone toolkit serves; None if there is none.
 
     Raises:
-        ValueError: A variable names a folder that is in no project.
+        ValueError: PROJECT_VARIABLE names a folder without a readable table [tool.kernels].
     """
     named = environ.get(PROJECT_VARIABLE, "")
     folder = Path(named or ".")

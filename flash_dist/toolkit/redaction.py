@@ -99,7 +99,7 @@ def _replace_words(text: str, words: tuple[str, ...], instead: str) -> str:
 
 
 def redaction_of_this_machine() -> Redaction:
-    """Read the user and the host names of this machine."""
+    """Return the replacements for the home folder, user and host names of this machine."""
     node = platform.node()
     hosts = {node, node.partition(".")[0]}
     return Redaction(
@@ -121,5 +121,5 @@ def _read_homes() -> set[str]:
 def _read_users() -> list[str]:
     try:
         return [name for name in (getpass.getuser(),) if name]
-    except (ImportError, KeyError, OSError):  # the type depends on the version of Python
+    except (ImportError, KeyError, OSError):  # the error's type depends on the version of Python
         return []

@@ -43,7 +43,7 @@ __all__ = ["FINDINGS", "SUBJECTS", "Entry", "find_code"]
 
 
 def _name_entries(module: ModuleType) -> dict[str, Entry]:
-    """Give each entry of a module its id: the name of its constant, `no-gpu` for NO_GPU."""
+    """Set the id of each entry of a module (`no-gpu` for NO_GPU), and return the entries by id."""
     found: dict[str, Entry] = {}
     for constant, value in vars(module).items():
         if isinstance(value, Entry):

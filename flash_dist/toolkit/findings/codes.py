@@ -17,7 +17,7 @@ from .phrases import Place, Text, squeeze, unquote
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_MANY: Final = 8  # matches of a code in one text: a log repeats its messages
+_MANY: Final = 8  # maximum matches of a code in one text: a log repeats its messages
 
 # Number, driver name, runtime name, text. A number may have several texts.
 _TABLE: Final = """\
@@ -121,7 +121,7 @@ _TABLE: Final = """\
 
 @dataclass(frozen=True)
 class Code:
-    """A code with its names, empty if the driver or the runtime has none."""
+    """An error code with its names; a name is empty if the driver or the runtime has none."""
 
     number: int
     driver: str

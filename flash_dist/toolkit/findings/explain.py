@@ -22,7 +22,7 @@ _REFERENCE: Final = re.compile(r"(?:\bexplain |\bid: |\.html#)([a-z]+(?:-[a-z]+)
 _CLOSE: Final = 0.6  # least similarity of a suggested id, or of a suggested message's words
 _FEWEST_WORDS: Final = 2
 _LONGEST_MESSAGE: Final = 60  # words; a log has more
-_LONGEST_ELIDED: Final = 1000  # longest elided part, in characters
+_LONGEST_ELIDED: Final = 1000  # most characters of a text that quotes with `...`
 _OFFERED: Final = 3
 _OWN_FILE: Final = f"{__name__.partition('.')[0]}/"
 
@@ -52,7 +52,10 @@ def to_json(explanations: tuple[Explanation, ...]) -> dict[str, Any]:
 
 
 def explain(pasted: str) -> tuple[Explanation, ...]:
-    """Explain an id, a message or a log: each cause once, in order of appearance."""
+    """Explain an id, a message or a log: each cause once, in order of appearance.
+
+    Return an empty tuple for an unknown text.
+    """
     named = FINDINGS.get(_read_id(pasted))
     if named is not None:
         return (Explanation(named, named.title),)
@@ -83,7 +86,7 @@ def _find_own(pasted: str, *, traced: bool) -> tuple[Explanation, ...]:
 
 
 def suggest(pasted: str) -> tuple[Entry, ...]:
-    """Return likely meanings of an unknown id or message, the nearest first.
+    """Return the entries that an unknown id or message most likely means, the nearest first.
 
     The text may be a misspelt id, a part of ids, or most words of a message.
     """
@@ -148,7 +151,7 @@ def _find_elided(text: Text) -> Iterator[Entry]:
 
 
 def _rate(entry: Entry, words: list[str]) -> float:
-    """Return the fraction of a message's words that a text contains in order."""
+    """Return the largest fraction of the words of a message that a text contains in order."""
     best = 0.0
     for message in entry.messages:
         own = _words(message)

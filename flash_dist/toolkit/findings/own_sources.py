@@ -1,7 +1,8 @@
 """Finds this package's own sentences in pasted text, and explains them by their source.
 
-A sentence is any text of at least three words in a module outside of findings. Its variable parts
-are unknown beforehand; a sentence is recognised by its own words, in order and near each other.
+A sentence is any text of at least three words in a module outside of findings and make. Its
+variable parts are unknown beforehand; a sentence is recognised by its fixed words, in order and
+near each other.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _OPEN: Final = "\0"  # replaces a variable part
 
 _SKIPPED: Final = {"findings", "make"}  # messages of other programs; modules in no wheel
 _FEWEST: Final = 9  # fewest letters of a sentence without its variable parts
-_SURE: Final = 24  # a sentence of so many letters may begin anywhere, not only where a line begins
+_SURE: Final = 24  # a sentence of at least so many letters may begin anywhere in a line
 _LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces
 _LONGEST_NAME: Final = 40  # maximum characters before a sentence that begins with a variable part
 _MOST_TRIES: Final = 200  # maximum places to try as the beginning of a sentence
@@ -189,9 +190,10 @@ def _read_part(part: ast.expr) -> str:
 
 
 def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:
-    """Return the error, hint and finding of each text that a call passes, directly or by name.
+    """Map each text that a call passes, directly or by name, to its error, hint and finding.
 
-    A name means any value assigned to it before the error is raised.
+    The keys are the ids of the nodes. A name stands for every value that was assigned to it since
+    the previous error was raised.
     """
     raised = {id(node.exc) for node in nodes if isinstance(node, ast.Raise)}
     named: dict[str, list[ast.expr]] = {}
@@ -237,9 +239,10 @@ def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.exp
 
 
 def find_own(pasted: str) -> tuple[Sentence, ...]:
-    """Find our sentence that covers most of a text; several sentences if they cover equally much.
+    """Find the longest of our sentences in a text, or all of the same rank.
 
-    A sentence with few fixed words counts only if the text also names this package.
+    A sentence that a traceback names ranks before longer ones. A sentence with few fixed letters
+    counts only if the text also names this package.
     """
     if len(pasted.split()) < _FEWEST_WORDS:
         return ()
@@ -265,7 +268,7 @@ def _starts(lines: list[str], squeezed: str) -> Iterator[int]:
 
 
 def describe(sentences: tuple[Sentence, ...]) -> Entry:
-    """Describe the source and the hint of a sentence, or of each of several equal sentences."""
+    """Return an entry that names the sources of equal sentences, and gives their common hint."""
     where = " or ".join(dict.fromkeys(map(str, sentences[:_SHOWN])))
     more = f" or {len(sentences) - _SHOWN} more" if len(sentences) > _SHOWN else ""
     meaning = f"It is printed by {where}{more}. {OWN_SENTENCE.meaning}"

@@ -1,7 +1,7 @@
-"""Recognises a message in pasted text, also among colours, broken lines and other quotes.
+"""Recognises a message in pasted text, despite colours, broken lines and other quotation marks.
 
-An entry lists phrases: literal parts of its messages. Case, quotes and spaces do
-not count, and `{symbol}` is a variable word.
+An entry lists phrases: literal parts of its messages. Case, quotation marks and spaces do not
+count, and `{symbol}` is a variable word.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ELISION: Final = "..."
-_MANY: Final = 8  # searches for a phrase in one text: a log repeats its messages
+_MANY: Final = 8  # maximum matches of a phrase in one text: a log repeats its messages
 _WORD: Final = r"[\w.+-]*\w"
 _ELIDED: Final = re.escape(ELISION)
-_FEW: Final = 3  # words that suffice beside `...` for a phrase of at most twice as many words
+_FEW: Final = 3  # words that suffice next to `...` for a phrase of at most twice as many words
 _TORCHS: Final = "(?:3c10|2at|5torch|6caffe2)"  # mangled namespaces of torch
 _PLACES: Final = {  # widest first: between equal phrases, the narrower pattern wins
     "requirement": r"[\w.+-]+(?:\[[\w,.-]+\])?(?:[<>=!~]{1,3}[\w.*+!-]+,?)*",
@@ -47,8 +47,8 @@ class Text:
     """Pasted text, normalised: its lines joined, with and without a space."""
 
     spaced: str
-    glued: str  # text with words joined that a narrow terminal broke
-    ends: frozenset[int]  # line ends in the joined text: words may end there, too
+    glued: str  # joined without spaces: completes words that a narrow terminal broke
+    ends: frozenset[int]  # line ends in `glued`: words may end there, too
 
     @classmethod
     def read(cls, pasted: str) -> Text:

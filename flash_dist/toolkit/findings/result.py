@@ -114,13 +114,13 @@ class CheckResult:
 
 
 def worst_status(results: tuple[CheckResult, ...]) -> Status:
-    """Return the worst status; a skipped check counts as a good result."""
+    """Return the worst status; "skip" only if no check has another."""
     order: tuple[Status, ...] = ("fail", "warn", "ok", "skip")
     return min((result.status for result in results), key=order.index, default="skip")
 
 
 def exit_code(results: tuple[CheckResult, ...], *, checked_gpu: bool, strict: bool = False) -> int:
-    """Return the exit code: 1 for a failure (strict: also a warning), 3 if no GPU was examined."""
+    """Return 1 for a failure (strict: also a warning), else 3 if no GPU was examined, else 0."""
     status = worst_status(results)
     if status == "fail" or (strict and status == "warn"):
         return EXIT_FINDINGS
@@ -130,7 +130,7 @@ def exit_code(results: tuple[CheckResult, ...], *, checked_gpu: bool, strict: bo
 def guard(
     name: str, check: Callable[[], CheckResult | None], *, gpu: int | None = None
 ) -> Iterator[CheckResult]:
-    """Run a check and yield its result under its name; a crash becomes the result.
+    """Run a check and yield its result under its name; a crash becomes a failed result.
 
     Args:
         name: Name of the check.

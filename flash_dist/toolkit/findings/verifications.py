@@ -1,4 +1,4 @@
-"""Ids of findings of `verify`: differences between a wheel and the released wheel."""
+"""Ids of findings of `verify`: differences from the release, and missing or invalid signatures."""
 
 from __future__ import annotations
 

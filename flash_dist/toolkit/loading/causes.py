@@ -1,4 +1,4 @@
-"""Causes for which a library will not load: one sentence each, with the command that helps."""
+"""Findings on why a library will not load: a sentence for each cause, and its fix."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ _DEBIAN = {
 }
 _TORCH_CUDA = re.compile(r"lib(?:torch|c10)_cuda(?:_\w+)?\.so")
 _TORCH_LIBRARY = re.compile(r"lib(?:torch|c10|caffe2)\w*\.so")
-# Symbols defined in a namespace of torch. An argument type of torch is not enough.
+# Symbols that are defined in a namespace of torch; a type of torch among the arguments does not
+# suffice.
 _TORCH_CPP = re.compile(r"_Z(?:T[VIST]|GV)?NK?(?:3c10|2at|5torch|6caffe2)")
 _TORCH_C = re.compile(r"(?:aoti_)?torch_\w+")
 _CUDA_SYMBOL = re.compile(r"_Z(?:T[VIST])?NK?(?:3c10|2at|5torch)4cuda|(?:aoti_)?torch_\w*cuda\w*")

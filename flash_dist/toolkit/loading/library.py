@@ -67,7 +67,7 @@ def variants() -> list[dict[str, Any]]:
 
 
 def select(device: int, *, role: str | None = None, **axes: Value) -> list[dict[str, Any]]:
-    """Ask the driver which variant of each kernel loads on a GPU, and why better ones were refused.
+    """Ask the driver which variant of each kernel loads on a GPU, and why others were refused.
 
     Each item describes a kernel by its role and the axes of its key. `chosen` has symbol, family,
     plan, binary_version and ptx_version; `chosen` is None if no variant loads. `refused` has symbol

@@ -1,6 +1,6 @@
 """Finds the files that the dynamic linker would load for a library, without loading any.
 
-`machine/loader_path.py` has the folders that are searched for every library. Libraries are judged
+`machine/loader_path.py` finds the folders that are searched for every library. Libraries are judged
 for an environment: the linker, Python, the C library and torch. Sources: ld.so(8), dlopen(3).
 """
 

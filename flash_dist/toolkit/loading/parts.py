@@ -45,7 +45,7 @@ class Loading:
         return self.entry.id if self.entry else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain data."""
+        """Return the result as plain data."""
         return {
             "status": self.status,
             "source": None if self.status == "not-tried" else self.source,
@@ -137,7 +137,7 @@ def _find_outer_cause(outcome: Outcome, reason: str) -> str:
 
 
 def _is_spelled(path: Path) -> bool:
-    """Tell if torch can pass a path to C++. Modules that register operators need this."""
+    """Tell if torch can pass a path to C++, as it does for modules that register operators."""
     try:
         str(path).encode()
     except UnicodeEncodeError:  # bytes that this encoding lacks

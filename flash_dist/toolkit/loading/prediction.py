@@ -1,8 +1,8 @@
 """Predicts from symbol tables and names whether a library will load, without loading anything.
 
-If symbols and names do not decide, the answer is "unknown": a program may load further libraries
-before it opens this one. Torch counts as imported, because every package that needs torch imports
-torch.
+If symbols and names do not decide, the prediction is "unknown": a program may load further
+libraries before it opens this one. Torch counts as imported, because every package that needs torch
+imports torch.
 """
 
 from __future__ import annotations
@@ -172,7 +172,10 @@ class _Judge:
         return beside or bool(names & self.siblings)
 
     def _judge_libraries(self, closure: Closure) -> Iterator[Finding]:
-        """Name needed libraries that are absent, except those that torch needs."""
+        """Yield findings on needed libraries that are absent or broken.
+
+        If glibc, torch or the CUDA part of torch is absent, only that is reported.
+        """
         torch = self.host.torch
         absent = {one.name: one for one in closure.missing}
         if absent.pop("libc.so.6", None) is not None:
@@ -199,7 +202,7 @@ class _Judge:
         return self.host.torch.status == "ok" and not self.host.torch.cuda
 
     def _judge_versions(self, closure: Closure) -> Iterator[Finding]:
-        """Compare the needed versions with the defined versions; the linker does this first."""
+        """Compare the needed symbol versions with the defined ones, which the linker does first."""
         seen: set[tuple[str, str]] = set()
         for one in closure.libraries.values():
             file = self.label if one is self.root or one.path is None else one.path.name
@@ -228,7 +231,7 @@ class _Judge:
         return causes.old_library(file, version, found)
 
     def _judge_symbols(self, closure: Closure) -> list[Finding | str]:
-        """Look up every symbol; returned sentences describe what remains unknown."""
+        """Look up every undefined symbol; returned sentences describe what remains unknown."""
         undefined = [one.name for one in self._unresolved(closure)]
         python = [name for name in undefined if _PYTHON_SYMBOL.fullmatch(name)]
         torch = [name for name in undefined if causes.is_torch_symbol(name)]
@@ -258,7 +261,7 @@ class _Judge:
         return causes.torch_symbols(self.label, names, torch, self.torch_min)
 
     def _unresolved(self, closure: Closure) -> Iterator[Any]:
-        """Yield the symbols that no library defines."""
+        """Yield the symbols that the library needs and nothing defines, except weak symbols."""
         own = [one.shared for one in closure.libraries.values()]
         others: list[SharedObject] = []
         for symbol in self.root.shared.undefined:

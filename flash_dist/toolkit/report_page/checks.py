@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Json = Mapping[str, Any]
-Group = Sequence[tuple[int, Json]]  # positions and checks, with equal results of several GPUs
+Group = Sequence[tuple[int, Json]]  # (position, check) pairs; several if GPUs have equal results
 
 _SECONDS: Final = re.compile(r" \((\d+) s\)$")  # at the end of a summary; ignored in the comparison
 
@@ -123,7 +123,7 @@ def _chip(check: Json) -> Markup:
 
 
 def show_meaning(name: str) -> Markup:
-    """Explain a finding; write nothing for an id of another version."""
+    """Explain a finding; return empty markup for an id that this version does not have."""
     entry = FINDINGS.get(name)
     if entry is None:
         return Markup()

@@ -1,4 +1,4 @@
-"""Writes the report's facts about the machine: names and values in groups, units and reasons."""
+"""Writes the report's facts about the machine: groups of names and values, with their units."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HEADS: Final = (
 
 
 def make_facts(environment: Mapping[str, Any]) -> Markup:
-    """Return the facts in groups; facts that belong to no group follow under 'Also'."""
+    """Return the facts in groups, then the GPUs; facts of no other group are under 'Also'."""
     left = deepcopy(dict(environment))
     what_if = left.pop("what_if", False)
     machine = "Asked on" if what_if else "Machine"
@@ -204,7 +204,7 @@ def _flatten(value: Any, name: str) -> Iterator[Fact]:  # noqa: ANN401 - plain d
 
 
 def make_gpu_table(left: Json) -> Markup:
-    """Return a table of the GPUs, removed from the facts; omit columns that no GPU has."""
+    """Remove the GPUs from the facts, and return them as a table without empty columns."""
     cuda, nvml = left.get("cuda") or {}, (left.get("host") or {}).get("nvml") or {}
     shown, physical = cuda.pop("gpus", []), nvml.pop("gpus", [])
     places = {_place(one): one for one in physical if one["pci"]}
@@ -227,7 +227,7 @@ def _place(gpu: Mapping[str, Any]) -> str:
 
 
 def _describe_gpu(gpu: Mapping[str, Any], physical: Mapping[str, Any]) -> Sequence[str]:
-    """Write a GPU's cells; a GPU that CUDA does not show has no CUDA number."""
+    """Return a GPU's cells; a GPU that CUDA does not show is `hidden` instead of numbered."""
     memory, smem = gpu.get("memory_bytes"), gpu.get("smem_optin")
     number = gpu.get("index")
     return (

@@ -1,8 +1,9 @@
-"""Ids that explain failures to start CUDA although the driver is there.
+"""Ids that explain failures to start CUDA although the driver is installed.
 
-Doctor looks these up by the code of `cuInit`. Sources: CUDA driver API, "Data types" (CUresult);
-CUDA 12.9 release notes, "Known issues" (KASLR and HMM); Multi-Process Service guide; NVIDIA GPU
-debug guidelines (ECC, Xid); threads on seccomp and 304, such as abetlen/llama-cpp-python 645.
+Doctor looks the entries up by the code that `cuInit` returned. Sources: CUDA driver API, "Data
+types" (CUresult); CUDA 12.9 release notes, "Known issues" (KASLR and HMM); Multi-Process Service
+guide; NVIDIA GPU debug guidelines (ECC, Xid); threads on seccomp and 304, such as
+abetlen/llama-cpp-python 645.
 """
 
 from __future__ import annotations
