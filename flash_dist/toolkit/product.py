@@ -57,7 +57,8 @@ class Product:
     cases: str = ""  # part that returns a function to choose selftest cases, see `selftest.case`
     variables: tuple[Variable, ...] = ()
     torch_note: str = ""  # function that makes the text below torch in `doctor -v`
-    subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # modules by name
+    # Module of each subcommand, by its name.
+    subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # Measured cost of compiling its PTX with CUDA_MODULE_LOADING `lazy` and `eager`.
     jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)
     built_with: str = (
@@ -88,7 +89,7 @@ def package_of(project: str) -> str:
 
 
 def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the product of a project as `product.json` has it.
+    """Return the description of a project in the form of `product.json`.
 
     Args:
         data: The `pyproject.toml` of the project. Malformed parts are left out; `make.declaration`
@@ -137,7 +138,7 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:
-    """Return a line of text; an empty text for any other value."""
+    """Return a value as one line of text; empty if it is not a text."""
     found = data.get(name)
     return " ".join(found.split()) if isinstance(found, str) else ""
 

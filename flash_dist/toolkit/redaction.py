@@ -19,8 +19,8 @@ COMMON_HOSTS: Final = frozenset({*COMMON_USERS, "localhost", "localdomain", "bui
 
 _HOMES: Final = re.compile(r"(/home/|/Users/|[A-Za-z]:\\Users\\)(?!<)[^/\\\s:'\"`,;)]+")
 # Anything that may be a password counts as one. A password may contain characters that its author
-# forgot to encode: quotes and slashes. A port after `:` is no password. The pattern is matched once
-# after each `://`.
+# forgot to encode: quotes and slashes. A port after `:` is not a password. The pattern is matched
+# once after each `://`.
 _LOGIN: Final = re.compile(r"[^/]*@|(?!\[)[^/:]*:(?!\d{1,5}(?:[/?#'\"`]|$)).*@")
 _QUERY: Final = re.compile(r"([^?#]*)[?#](?:.*[^'\"`])?")
 _BARE_LOGIN: Final = re.compile(r"(?<![^\s'\"`(=/\\])[^\s:/@'\"`(=\\]+:[^\s/@]+@(?=[\w[])")
@@ -50,7 +50,7 @@ class Redaction:
     hosts: tuple[str, ...] = ()
 
     def text(self, text: str) -> str:
-        """Return a text with the replacements made."""
+        """Return a text with the replacements made, and without logins, secrets and device ids."""
         for home in sorted(self.homes, key=len, reverse=True):
             text = re.sub(rf"{re.escape(home)}(?!\w|[.-]\w)", "~", text)
         text = re.sub(r"\S+", lambda word: _without_query(without_login(word[0])), text)

@@ -40,7 +40,7 @@ _LONGEST_VALUE = 80
 
 
 def check_variables(environment: Environment) -> CheckResult:
-    """Check for variables that make the driver ignore embedded code, or that are malformed."""
+    """Check for variables that are malformed, disable embedded code, or limit shared memory."""
     shown = tuple(f"{name}={_shorten(value)}" for name, value in environment.variables.items())
     malformed = _find_malformed(environment.variables)
     if malformed:
@@ -94,7 +94,7 @@ def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | No
 
 
 def check_driver(environment: Environment) -> CheckResult:
-    """Check that a driver exists, new enough for the build's toolkit, PTX ISA and compression."""
+    """Check that a driver exists and is new enough for the build's toolkit, PTX and compression."""
     cuda, build = environment.cuda, environment.installed.build
     explained = explain_no_gpu(environment)
     if explained is not None:
@@ -119,7 +119,7 @@ def check_driver(environment: Environment) -> CheckResult:
 
 
 def explain_broken(cuda: Cuda) -> Entry:
-    """Return the finding for a driver that does not answer: that of its error code, if known."""
+    """Return the finding of a broken driver's error code if that is known, else DRIVER_BROKEN."""
     found = [one.entry for one in explain(cuda.reason)]
     sure = cuda.code is not None or found == [LIBCUDA_EMPTY]
     return found[0] if sure and found and found[0] is not CUDA_ERROR else ids.DRIVER_BROKEN
@@ -146,12 +146,12 @@ def driver_needs(build: Build) -> tuple[str, ...]:
 
 
 def uses_jit(verdict: DeviceVerdict) -> bool:
-    """Return whether a kernel needs the JIT on this GPU."""
+    """Tell if any kernel needs the JIT on this GPU."""
     return any(kernel.how == "jit" for kernel in verdict.kernels)
 
 
 def describe_first_start(verdict: DeviceVerdict, environment: Environment) -> tuple[str, ...]:
-    """Say when the JIT costs time, and how much."""
+    """Say when compiling PTX costs time, and how much; empty if no kernel needs the JIT."""
     if not uses_jit(verdict):
         return ()
     cache = environment.host.cache if environment.host else None

@@ -69,7 +69,7 @@ class CheckChoice:
         return name not in self.skip and (not self.only or name in self.only)
 
     def require_known(self, names: Iterable[str]) -> None:
-        """Reject names that are no check, and a choice that leaves no check.
+        """Reject names that are not checks, and a choice that leaves no check.
 
         Raises:
             UsageError: A name is unknown, or no check is left.
@@ -222,7 +222,7 @@ def read_system() -> str:
         release = platform.freedesktop_os_release()
     except OSError:
         return platform.platform()
-    return release.get("PRETTY_NAME") or platform.platform()  # may start a process
+    return release.get("PRETTY_NAME") or platform.platform()  # platform() may start a process
 
 
 def read_python() -> str:
@@ -248,12 +248,12 @@ def prove_loading(environment: Environment) -> Environment:
 
 
 def judge_gpu(environment: Environment, gpu: Gpu) -> DeviceVerdict:
-    """Judge one GPU of an environment."""
+    """Return how the build of an environment serves one of its GPUs."""
     return judge_device(_build(environment), find_situation(environment, gpu))
 
 
 def find_situation(environment: Environment, gpu: Gpu) -> Situation:
-    """Combine a GPU with everything that decides which code it can load."""
+    """Return a GPU with the driver, variables and JIT that decide which code it can load."""
     situation = Situation.of(
         gpu.device, environment.cuda.driver, environment.variables, smem_optin=gpu.smem_optin
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _MISMATCH = 803  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
 _COMPAT_REFUSED = 804  # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
-# Codes whose cause may be visible on the host. Every other code names its cause.
+# CUDA error codes (None: no code) whose cause may be visible on the host. Other codes name it.
 _UNSURE = {None, 3, 100, 101, 304, _MISMATCH, _COMPAT_REFUSED, 999}
 _SHOWN_FILES = 4
 

@@ -54,7 +54,7 @@ class LibraryLoading:
             return None
 
     def look(self, library: Library) -> None:
-        """Examine an open library, if it is a shared library."""
+        """Collect an open shared library; predict at once if it is a member of an archive."""
         if not is_shared(library.fatbin.data):
             return
         if not library.archive:

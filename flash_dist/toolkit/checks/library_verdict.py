@@ -1,9 +1,9 @@
-"""Judges by its headers whether the GPU code of any library fits a GPU. Pure functions.
+"""Judges from a library's headers whether its GPU code fits a GPU. Pure functions.
 
-The driver loads the best image of each container, so a library is as good as its containers.
-Containers that are not registered with the CUDA runtime count as one, because the library chooses
-among them. Relocatable objects (`-rdc=true`) count only if no linked code fits: then the driver
-compiles and links their PTX, if every object has PTX (nvcc documentation, "JIT Linking Support").
+The driver loads the best image of each container, so each container gets a verdict. Containers that
+are not registered with the CUDA runtime count as one, because the library chooses among them.
+Relocatable objects (`-rdc=true`) count only if no linked code fits: then the driver compiles and
+links their PTX, if every object has PTX (nvcc documentation, "JIT Linking Support").
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOT_UNDERSTOOD: Final = "not understood"  # used instead of a target
 
 @dataclass(frozen=True)
 class ContainerVerdict:
-    """The image that a GPU loads from one container; arch is None if no image fits."""
+    """The image that a GPU loads from one container; arch is None if none fits or is understood."""
 
     how: How
     reason: str

@@ -1,4 +1,4 @@
-"""Examines a machine, real or imagined: every GPU against the embedded code."""
+"""Runs the checks on a machine, real or imagined, and judges its GPUs by the embedded code."""
 
 from __future__ import annotations
 

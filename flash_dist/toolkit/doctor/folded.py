@@ -102,7 +102,7 @@ class FoldedBuild:
 
     @classmethod
     def fold(cls, build: Build) -> FoldedBuild:
-        """Group the kernels of a build."""
+        """Return the compact form of a build: kernels with the same targets share an entry."""
         plain = [variant for variant in build.variants if _is_told(variant)]
         others = tuple(variant for variant in build.variants if not _is_told(variant))
         by_target: dict[tuple[Arch, Origin, str], list[str]] = {}
@@ -179,7 +179,7 @@ class FoldedImage:
 
 @dataclass(frozen=True)
 class FoldedContainers:
-    """A number of containers with the same images."""
+    """Containers with the same images, and how many there are."""
 
     count: int
     images: tuple[FoldedImage, ...]

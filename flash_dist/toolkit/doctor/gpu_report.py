@@ -86,8 +86,8 @@ def check(devices: Iterable[int] | None = None) -> Report:
         A report that is true if there is a GPU and every requested one is served.
 
     Raises:
-        TypeError: devices is not a sequence of numbers.
-        ValueError: There is no such GPU.
+        TypeError: devices is not iterable.
+        ValueError: An entry of devices is not the number of a GPU.
     """
     environment = gather_gpus(read_installed(), read_cuda_apart())
     gpus = environment.cuda.gpus if devices is None else _find(environment, devices)

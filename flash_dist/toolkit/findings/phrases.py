@@ -21,7 +21,7 @@ _WORD: Final = r"[\w.+-]*\w"
 _ELIDED: Final = re.escape(ELISION)
 _FEW: Final = 3  # words that suffice next to `...` for a phrase of at most twice as many words
 _TORCHS: Final = "(?:3c10|2at|5torch|6caffe2)"  # mangled namespaces of torch
-_PLACES: Final = {  # widest first: between equal phrases, the narrower pattern wins
+_PLACES: Final = {  # widest first: of two equally long phrases, the narrower one wins
     "requirement": r"[\w.+-]+(?:\[[\w,.-]+\])?(?:[<>=!~]{1,3}[\w.*+!-]+,?)*",
     "library": r"[\w.+-]+\.so[.\d]*",
     "torch_library": r"lib(?:torch|c10)\w*\.so",
@@ -122,7 +122,7 @@ def read_lines(pasted: str) -> list[str]:
 
 
 def unquote(text: str) -> str:
-    """Return a text without quotes, as `Text` holds it."""
+    """Return a text without quotation marks, as `Text` stores it."""
     return text.translate(_LEFT_OUT)
 
 

@@ -134,7 +134,7 @@ def _too_slow(url: str, patience: Patience) -> FetchError:
 
 
 def _make_opener(patience: Patience) -> urllib.request.OpenerDirector:
-    """Return an opener for http and https alone, also after redirections."""
+    """Return an opener that opens only http and https addresses, even after a redirection."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -193,7 +193,7 @@ def save(
 
 
 def content_length(response: Response) -> int | None:
-    """Return the number of bytes that a server announces, None if it does not."""
+    """Return the number of bytes that a server announces; None if it announces none."""
     text = str(response.headers.get("Content-Length", ""))
     return read_whole(text)
 

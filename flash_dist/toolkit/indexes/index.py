@@ -167,7 +167,7 @@ def read_index(place: str, project: str | None = PROJECT) -> Index:
 
 
 def make_index(place: str, page: str, url: str) -> Index:
-    """Read a page that is already fetched: the wheels on it, of any project."""
+    """Return the index of a page that is already fetched, with wheels of all projects."""
     links = [(link, url) for link in parse_page(page, url)]
     return _collect(place, links, None)
 
@@ -219,7 +219,7 @@ def _leads_to(link: Link, page: str, project: str) -> bool:
 
 
 def _folder(page: str) -> str:
-    """Return the address of the folder that a page is for."""
+    """Return the address of a page's folder, with a final `/`; a name without `.` is a folder."""
     if page.endswith("/"):
         return page
     return urljoin(page, ".") if "." in PurePosixPath(urlsplit(page).path).name else f"{page}/"
@@ -273,7 +273,7 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
 
 
 def _refuse_tags(name: str) -> None:
-    """Reject a name with too many tags: every combination of its parts is a tag."""
+    """Raise InvalidWheelFilename for too many tags: every combination of parts is a tag."""
     sets = name.removesuffix(".whl").rsplit("-", 3)[1:]
     if math.prod(one.count(".") + 1 for one in sets) > MAX_TAGS:
         message = f"Invalid wheel filename (more than {MAX_TAGS} tags): {name[:80]!r}"

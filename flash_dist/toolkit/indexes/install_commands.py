@@ -40,13 +40,13 @@ def find_commands(
 ) -> tuple[Command, ...]:
     """Return the commands for a set.
 
-    If no index has the set's wheel, the commands build the wheel in a clone. Without a clone, they
+    If no index has the set's wheel, the commands build the wheel in a clone. Outside a clone, they
     use the project's index, or build the sources. PyPI cannot have the wheel: PyPI rejects versions
     such as `0.1.0+cu130.hopper`.
 
     Args:
         candidate: The set.
-        index: The index that has the wheel of the set.
+        index: The index that has the wheel of the set; None if none has.
         release: The version to install if there is no index.
         installed: The version that is installed.
     """

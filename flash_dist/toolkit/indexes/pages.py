@@ -48,7 +48,7 @@ def parse_page(text: str, url: str) -> tuple[Link, ...]:
 
     Raises:
         FetchError: The page claims to be JSON but does not follow PEP 691, has a newer version, or
-            has more links than any project's page.
+            has more than MAX_LINKS links.
     """
     found = _parse_json(text, url) if text.lstrip().startswith("{") else _parse_html(text, url)
     allowed = {"http", "https", *(["file"] if urlsplit(url).scheme == "file" else [])}

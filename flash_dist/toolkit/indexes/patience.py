@@ -44,7 +44,7 @@ class Patience:
         return self._until - time.monotonic()
 
     def count(self, number: int) -> None:
-        """Extend the time by the received bytes."""
+        """Extend the time for a number of received bytes, if there is a rate."""
         if self._rate:
             self._until += number / self._rate
 

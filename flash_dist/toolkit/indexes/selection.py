@@ -188,7 +188,10 @@ def select(
 def _choose(
     wanted: Sequence[Device], driver: Driver | None, groups: Sequence[Sequence[Candidate]]
 ) -> tuple[Judged | None, list[Judged]]:
-    """Return the best set of the newest group with a set for all GPUs, and that whole group."""
+    """Return the best set of the newest group with a set for all GPUs, and that whole group.
+
+    Without such a group, return None and the newest group.
+    """
     situations = [Situation(device, driver) for device in wanted]
     for group in groups if wanted else ():
         judged = _judge(group, situations)

@@ -122,7 +122,7 @@ def old_libstdcxx(file: str, version: str, found: Found, newest: str, *, conda: 
 
 
 def old_library(file: str, version: str, found: Found) -> Finding:
-    """Return the finding that another library lacks a version that a file needs."""
+    """Return the finding that another library lacks a symbol version that a file needs."""
     sentence = f"{file} needs {version}, which {found} does not have"
     fix = found.fix or f"install a newer {found.path.rsplit('/', 1)[-1]}"
     return Finding(LIBRARY_TOO_OLD, sentence, fix=fix)
@@ -224,7 +224,7 @@ def _more(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def readable(name: str) -> str:
-    """Return a symbol in readable form."""
+    """Return a symbol demangled and shortened."""
     return _shorten(demangle(name))
 
 

@@ -41,12 +41,12 @@ def load_library() -> ctypes.CDLL:
     return library
 
 
-def _function(name: str) -> Any:  # noqa: ANN401 - of C
+def _function(name: str) -> Any:  # noqa: ANN401 - a C function
     return getattr(load_library(), f"{SYMBOLS}{name}")
 
 
 def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN401 - JSON
-    """Call a C function that fills a buffer: first for the length, then for the text."""
+    """Return the JSON that a C function writes to a buffer; first ask it for the length."""
     size = 0
     while True:
         buffer = ctypes.create_string_buffer(size + 1) if size else None

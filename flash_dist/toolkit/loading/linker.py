@@ -149,7 +149,7 @@ class Linker:
         return Broken(name, path, error.message.removeprefix(f"cannot read `{path}`: "))
 
     def find(self, name: str, by: Loaded) -> Path | None:
-        """Return the file for a needed name; None if there is none."""
+        """Return the file that the linker would load for a needed name; None if it finds none."""
         if "/" in name:
             return Path(name) if ends_search(Path(name), self.platform) else None
         candidates = chain(
@@ -188,7 +188,7 @@ class Linker:
 
 
 def _expand(folders: Iterable[str], path: Path | None) -> Iterator[Path]:
-    """Yield the folders with $ORIGIN and $LIB replaced."""
+    """Yield the folders with $ORIGIN and $LIB replaced; skip those with other variables."""
     for folder in islice(folders, MAX_FOLDERS):
         place = folder.replace("${", "$").replace("}", "") if "${" in folder else folder
         if "$ORIGIN" in place:

@@ -30,7 +30,7 @@ _GLIBC = re.compile(r"GLIBC_[0-9.]+")
 _TAGGED = re.compile(r"[^.]+(\.(?:cpython|pypy|abi3)[^.]*\.so)")
 _CPYTHON = re.compile(r"\.cpython-([0-9])([0-9]+)(t?).*")
 _PYTHON_SYMBOL = re.compile(r"_?Py[A-Z_]\w*")
-_PYTHON_KNOWN = "PyObject_Call"  # every readable interpreter defines this
+_PYTHON_KNOWN = "PyObject_Call"  # if it is found, the interpreter's symbols are readable
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class _Judge:
         yield causes.other_python(self.label, built, self.host.python)
 
     def _has_twin(self, stem: str) -> bool:
-        """Tell if the package has the same module for this Python."""
+        """Tell if the package also has this module for the running Python."""
         names = {f"{stem}{suffix}" for suffix in self.host.suffixes}
         folder = self.root.path.parent if self.root.path is not None else None
         beside = any((folder / name).exists() for name in names) if folder is not None else False

@@ -16,7 +16,7 @@
 
 namespace KERNEL_NAMESPACE {
 
-// One line of the generated table.
+// A compiled kernel variant: one line of the generated variants.inc.
 struct Variant {
   const char* symbol;
   Role role;
@@ -46,7 +46,7 @@ struct KernelKey {
 // (leaves_half_filled in the table of kernels). targets/verdict.py predicts the same.
 bool is_meant(const Variant& variant, const KernelKey& key);
 
-// True if any variant serves a role for the words of a key, on any device.
+// True if any variant, for whatever device, has the role and the words of a key.
 bool is_built_in(const KernelKey& key);
 
 // A variant that the driver has loaded on some device.

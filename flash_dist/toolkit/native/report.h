@@ -1,5 +1,5 @@
-// The C interface that every package's kernel library has. Every function returns 0 (or a length)
-// on success and -1 on failure; last_error() then has the sentence, per thread.
+// The C interface that every package's kernel library has. Functions return 0 (or a length) on
+// success and -1 on failure. last_error() returns the message of the last failure in this thread.
 #pragma once
 
 #include <cstdint>

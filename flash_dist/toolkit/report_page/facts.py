@@ -113,7 +113,7 @@ def _describe_torch(left: Json) -> Iterator[Fact]:
 def _describe_build(left: Json) -> Iterator[Fact]:
     asked = "installed" in left
     installed, files = _take(left, "installed"), _take(left, "files")
-    installed.pop("archsets", None)  # the installable sets
+    installed.pop("archsets", None)  # sets to choose from: not about this build
     yield "Build", installed.pop("build", None) or "none" * asked
     yield "Code inside", ", ".join(installed.pop("targets", []))
     toolkit = installed.pop("toolkit", None)

@@ -20,7 +20,7 @@ class Markup(str):
 
 
 def escape(text: str) -> Markup:
-    """Escape any text, such as the name of a file."""
+    """Escape special characters of HTML, and characters that are not printable."""
     shown = "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
         for char in text

@@ -1,4 +1,4 @@
-"""Style sheet of the report for screen, light and dark, and paper."""
+"""Style sheet of the report, for light and dark screens and for paper."""
 
 from __future__ import annotations
 

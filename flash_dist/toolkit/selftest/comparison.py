@@ -91,7 +91,7 @@ def all_equal(expected: Tensors, others: Iterable[Tensors]) -> bool:
 
 
 def digest(tensors: Tensors) -> dict[str, str]:
-    """Return the hash of each tensor's elements, in order."""
+    """Return the hash of each tensor's elements, by the tensor's name."""
     return {name: _hash(tensor.detach().contiguous().cpu()) for name, tensor in tensors.items()}
 
 
@@ -106,7 +106,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def compare_bits(expected: Tensors, actual: Tensors) -> tuple[Difference, ...]:
-    """Compare bit by bit: NaN equals itself and 0.0 differs from -0.0."""
+    """Compare bit by bit: two NaN may be equal, and 0.0 differs from -0.0."""
     found = (find_bit_difference(name, expected[name], actual[name]) for name in expected)
     return tuple(filter(None, found))
 
@@ -114,7 +114,11 @@ def compare_bits(expected: Tensors, actual: Tensors) -> tuple[Difference, ...]:
 def find_bit_difference(
     name: str, expected: torch.Tensor, actual: torch.Tensor
 ) -> Difference | None:
-    """Find the first element whose bits differ."""
+    """Describe the elements whose bits differ; None if all are equal.
+
+    Raises:
+        ValueError: The shapes or the dtypes differ.
+    """
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         message = (
             f"{name} is {actual.dtype} {list(actual.shape)}, "
@@ -128,7 +132,7 @@ def find_bit_difference(
 def compare_values(
     expected: Tensors, allowed: Mapping[str, float], actual: Tensors
 ) -> tuple[Difference, ...]:
-    """Compare with a float64 reference.
+    """Return the differences from a float64 reference that exceed the allowed error.
 
     Args:
         expected: The float64 reference.

@@ -102,7 +102,7 @@ class Agreement:
     gpu: str = ""  # the recorded GPU
     recorded: str = ""
     mismatches: tuple[Mismatch, ...] = ()
-    nearest: str = ""  # text on records of GPUs with other numbers of multiprocessors
+    nearest: str = ""  # text on recorded GPUs that differ only in multiprocessors
 
     def __bool__(self) -> bool:
         return not self.mismatches

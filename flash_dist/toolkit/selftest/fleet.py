@@ -1,4 +1,4 @@
-"""Compares the selftests of many GPUs on many machines: all must compute the same bits.
+"""Compares the selftests of many GPUs on many machines: equal GPUs must compute the same bits.
 
 A GPU that computes wrong bits without an error corrupts data silently. The odd GPUs are those that
 differ from the majority.
@@ -33,7 +33,7 @@ class Member:
     gpu: Gpu | None  # None: the rank has no GPU, or runs the reference path on the CPU
     setting: Setting
     fingerprints: tuple[Fingerprint, ...]
-    result: CheckResult  # of the selftest
+    result: CheckResult  # of the selftest, or the reason why it did not run
     round: int = 0
 
     @property

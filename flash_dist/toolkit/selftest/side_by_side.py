@@ -84,7 +84,7 @@ class _Child:
 
 
 class SideBySide:
-    """Runs the selftests of some GPUs, starting when the first of them is requested.
+    """Runs the selftests of some GPUs, starting when the first outcome is requested.
 
     Args:
         commands: The command of each selftest, by the name of the device.

@@ -134,7 +134,7 @@ inline void check_contiguous(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
 }
 
-// Checks that t is contiguous, with the dtype and on the GPU of `like`.
+// Checks that t is contiguous and has the dtype and the GPU of `like`.
 inline void check_like(const Tensor& t, const char* name, const Tensor& like,
                        const char* like_name) {
   check_device(t, name, like, like_name);

@@ -7,7 +7,7 @@
 
 #define CUDART_VERSION 13000
 
-// --- The host ---------------------------------------------------------------------------------
+// --- Host functions ---------------------------------------------------------------------------
 
 inline cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return cudaSuccess; }
 
