@@ -129,7 +129,7 @@ def hint_to_build(hint: str, otherwise: str) -> str:
 def wrong_usage() -> Iterator[None]:
     """Turn an ArchError about the value of an option into a UsageError with the same words.
 
-    NOTE: ArchError is a ValueError, which argparse would replace by words of its own.
+    NOTE: ArchError is a ValueError, whose message argparse would discard.
     """
     try:
         yield

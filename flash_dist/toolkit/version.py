@@ -12,7 +12,7 @@ UNBUILT = "0+unbuilt"
 
 
 def read_version() -> str:
-    """Return `0.1.0+cu130.hopper`, or `0+unbuilt` when running from source."""
+    """Return the version, such as `0.1.0+cu130.hopper`; `0+unbuilt` when running from source."""
     try:
         return load_manifest().package_version
     except ManifestError:

@@ -1,1 +1,1 @@
-"""The checks of doctor: each a function from `Environment` to `CheckResult`."""
+"""The checks of doctor: functions from an `Environment` to a `CheckResult` or None."""

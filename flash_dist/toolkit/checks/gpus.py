@@ -198,7 +198,7 @@ def describe_gpu(gpu: Gpu) -> str:
 
 
 def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
-    """Say how a GPU that is missing from the tables was judged, and which assumptions were made."""
+    """Say how a GPU that is missing from the tables was judged, and by which assumptions."""
     device = gpu.device
     if device.known:
         return ()
@@ -245,7 +245,7 @@ def _by_role_and_words(
 
 
 def _describe_sizes(kernels: list[KernelVerdict], axes: Axes) -> list[str]:
-    """Describe the code that each size runs; sizes that run the same code share a text."""
+    """Describe the code for each size; sizes with the same code share a text."""
     groups: dict[str, list[str]] = {}
     for kernel in kernels:
         groups.setdefault(_describe_kernel(kernel), []).append(name_sizes(kernel.key.sizes))
@@ -263,7 +263,7 @@ def _describe_kernel(kernel: KernelVerdict) -> str:
 
 
 def describe_proof(verdict: DeviceVerdict) -> Iterator[str]:
-    """Warn if the builder never ran this code on real hardware."""
+    """Yield a sentence for each target whose code the builder never ran on real hardware."""
     unproven: dict[str, str] = {}
     for kernel in verdict.kernels:
         variant = kernel.variant

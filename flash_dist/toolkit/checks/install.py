@@ -200,5 +200,5 @@ def build_fix(environment: Environment) -> str:
 
 
 def reinstall_fix() -> str:
-    """Return the step for files that differ from the build."""
+    """Return the step to take if installed files differ from the build."""
     return "`pip install --force-reinstall --no-deps` the wheel again"

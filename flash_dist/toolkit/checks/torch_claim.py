@@ -81,6 +81,7 @@ def claims(code: TorchCode, gpu: Gpu) -> bool:
     """Tell if `_check_capability` accepts a GPU.
 
     torch accepts a GPU if some code has the same major and no newer minor; suffixes do not count.
+    With an empty list it accepts every GPU.
     """
     plain = {Arch(arch.major, arch.minor) for arch in code.arch_list}
     return not plain or any(judge(arch, gpu.device, None, Origin(None)) for arch in plain)

@@ -47,16 +47,18 @@ class Artefact:
 
 @contextmanager
 def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iterator[Artefact]:
-    """Provide the path of an artefact; download it from an address, and delete it after the block.
+    """Provide the path of an artefact; delete what was downloaded for it after the block.
 
     Args:
-        place: A path, or an address of a file or of an index page.
+        place: A path, an address of a file or of an index page, or an install line for pip or uv.
         environment: The GPUs to choose a wheel of an index page for.
         progress: Called with the bytes so far and, if known, in total.
 
     Raises:
         FatbinError: There is no such file, or it cannot be read.
-        FetchError: The target cannot be fetched, or nothing on the page fits.
+        FetchError: The target cannot be fetched, differs from its hash, or nothing on the page
+            fits.
+        UsageError: The line names no single version, or no index.
     """
     pinned = read_line(place)
     wanted = pinned if isinstance(pinned, Pinned) else None
@@ -175,7 +177,7 @@ def _list(index: Index, chosen: IndexedWheel) -> Iterator[str]:
 def _save(
     response: Response, place: str, folder: Path, progress: Progress, patience: Patience
 ) -> Path:
-    """Save a downloaded file under its own name, which tells what kind of file it is."""
+    """Save a download under the name in its address, which tells what kind of file it is."""
     path = folder / (last_part(place).replace("\x00", "") or "download")
     try:
         with path.open("wb") as file:

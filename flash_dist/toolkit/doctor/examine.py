@@ -111,7 +111,7 @@ class Selftest(Protocol):
         """Run the kernels on one GPU."""
 
     def compare_gpus(self) -> CheckResult | None:
-        """Compare the results of equal GPUs; None if no two are equal."""
+        """Compare the results of GPUs of the same setting; None if no two can be compared."""
 
 
 def examine(

@@ -1,4 +1,4 @@
-"""Compact form of a build's kernels and a library's images in a record: equal items appear once."""
+"""Compact form of a build's kernels and a library's images in a record: each item appears once."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class FoldedReport:
 
     @classmethod
     def fold(cls, report: FatbinReport) -> FoldedReport:
-        """Return the report with equal containers counted instead of repeated."""
+        """Return the report with identical containers counted instead of repeated."""
         counts: dict[tuple[tuple[FoldedImage, ...], bool | None], int] = {}
         linked = report.device_linked
         by_container: dict[int, list[FoldedImage]] = {}

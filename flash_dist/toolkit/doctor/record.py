@@ -96,7 +96,7 @@ class Record:
         return CheckResult("skip", summary, entry=SELFTEST_NOT_RUN)
 
     def compare_gpus(self) -> CheckResult | None:
-        """Return the recorded comparison of equal GPUs."""
+        """Return the recorded comparison of GPUs with each other; None if there is none."""
         return self._find("agreement")
 
     def _find(self, name: str) -> CheckResult | None:

@@ -268,7 +268,7 @@ def _starts(lines: list[str], squeezed: str) -> Iterator[int]:
 
 
 def describe(sentences: tuple[Sentence, ...]) -> Entry:
-    """Return an entry that names the sources of equal sentences, and gives their common hint."""
+    """Return an entry that names the sources of identical sentences, and their common hint."""
     where = " or ".join(dict.fromkeys(map(str, sentences[:_SHOWN])))
     more = f" or {len(sentences) - _SHOWN} more" if len(sentences) > _SHOWN else ""
     meaning = f"It is printed by {where}{more}. {OWN_SENTENCE.meaning}"

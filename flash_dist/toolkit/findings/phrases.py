@@ -64,7 +64,7 @@ class Place:
 
     start: int
     end: int
-    size: int  # length of the phrase's own words; the longer of two overlapping matches wins
+    size: int  # length of the phrase's fixed words; the longer of two overlapping matches wins
     found: dict[str, str]
 
     def overlaps(self, other: Place) -> bool:
@@ -78,7 +78,7 @@ class Phrase:
 
     words: tuple[str, ...]  # regular expressions
     literals: tuple[str, ...]  # words that any match contains: a fast test
-    size: int  # length of the phrase's own text
+    size: int  # length of the phrase's fixed text
 
     @classmethod
     @cache

@@ -56,7 +56,7 @@ def within(place: str, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check; its caller sets the name.
+    """The result of one check; the caller of the check sets the name.
 
     Args:
         status: The verdict on the subject of the check.

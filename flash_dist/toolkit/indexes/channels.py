@@ -65,7 +65,7 @@ class CondaPackage:
         return f'conda install -c {shlex.quote(self.channel)} -c conda-forge "{self.spec}"'
 
     def holds(self, version: Version, toolkit: str, label: str) -> bool:
-        """Tell if the version is equal, and the build string names this toolkit and arch set."""
+        """Tell if the version matches, and the build string names this toolkit and arch set."""
         build = f"cuda{toolkit.replace('.', '')}_{label.replace('.', '_')}_[0-9]+"
         return self.version == version.public and re.fullmatch(build, self.build) is not None
 

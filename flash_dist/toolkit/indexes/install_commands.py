@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Command:
     """A command that installs a package."""
 
-    tool: str  # "build", "pip", "uv", or the installer of another channel
+    tool: str  # "build", "pip", "uv", or an installer such as "conda"
     line: str
 
     def to_json(self) -> dict[str, str]:
@@ -113,7 +113,7 @@ def _pin(wheel: IndexedWheel) -> str:
 
 
 def _other_commands(wheel: IndexedWheel, packages: Iterable[Package]) -> Iterator[Command]:
-    """Yield the commands of other channels that have a package of this wheel."""
+    """Yield the commands of channels such as conda that have a package of this wheel."""
     told: set[str] = set()
     for one in packages:
         if one.tool not in told and one.holds(wheel.version, wheel.toolkit, wheel.label):

@@ -47,8 +47,8 @@ def parse_page(text: str, url: str) -> tuple[Link, ...]:
     """Return the links of a page, in order.
 
     Raises:
-        FetchError: The page claims to be JSON but does not follow PEP 691, has a newer version, or
-            has more than MAX_LINKS links.
+        FetchError: The page begins as JSON but cannot be parsed, has a newer API version, or has
+            more than MAX_LINKS links.
     """
     found = _parse_json(text, url) if text.lstrip().startswith("{") else _parse_html(text, url)
     allowed = {"http", "https", *(["file"] if urlsplit(url).scheme == "file" else [])}

@@ -93,7 +93,7 @@ def python_symbol(file: str, names: Sequence[str], running: str) -> Finding:
 
 
 def no_glibc(file: str, libc: str) -> Finding:
-    """Return the finding that the system has another C library."""
+    """Return the finding that a file needs glibc, but the system has another C library."""
     sentence = f"{file} is built for glibc, this system has {libc}"
     return Finding(LIBC_UNSUPPORTED, sentence, fix=GET_GLIBC)
 

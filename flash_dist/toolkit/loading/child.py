@@ -37,7 +37,7 @@ STAGES: tuple[tuple[str, Callable[[], object]], ...] = (
 
 
 def report_loading(report: Path) -> None:
-    """Write one event before each stage, and one at the end."""
+    """Load the parts in order; write an event before each stage, and one for the result."""
     for stage, load in STAGES:
         write_event(report, {"event": "stage", "stage": stage})
         try:

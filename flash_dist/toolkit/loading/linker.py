@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 LOADER_VARIABLES: Final = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
-MAX_LIBRARIES = 500  # libraries that one library needs; torch has about 40
-MAX_FOLDERS = 200  # folders that one library adds to the search
+MAX_LIBRARIES = 500  # most libraries that one library may need; torch needs about 40
+MAX_FOLDERS = 200  # most folders that one library may add to the search
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The child appends one JSON object per line to a report file, so that its progress is known if it
 dies. The child ends when its parent ends in any way: torchrun and Kubernetes stop processes by
-SIGTERM and SIGKILL, and a child with a session of its own would go on using the GPU.
+SIGTERM and SIGKILL, and a child in a separate session would keep using the GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 Event = dict[str, Any]
 Ending = Literal["done", "exit", "signal", "timeout", "not-started"]
 
-POLL: Final = 0.02  # seconds between two looks at a child
+POLL: Final = 0.02  # seconds between two polls of a child
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 _OUTPUT_LINES = 12

@@ -403,7 +403,7 @@ void list_sizes(std::ostream& text, const KernelKey& key) {
   }
 }
 
-// Throws if the number of a word is not valid for its axis.
+// Throws if the index of a word is not valid for its axis.
 void check_words(const Values& values) {
   for (int axis = 0; axis < WORD_AXES; ++axis) {
     const int number = values[axis];

@@ -11,7 +11,7 @@ std::atomic<bool> recording{false};
 
 namespace {
 
-// The entries of all threads: autograd runs a backward in a thread of its own.
+// The entries of all threads: autograd runs backward in a separate thread.
 struct Record {
   std::mutex mutex;
   std::vector<std::string> entries;

@@ -1,4 +1,4 @@
-// The library's description of itself, as JSON.
+// Describes the library's variants, choices and launches as JSON.
 #include "native/report.h"
 
 #include <algorithm>

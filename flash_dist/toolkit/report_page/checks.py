@@ -1,4 +1,4 @@
-"""Lists the report's checks and fixes; GPUs with equal results share an entry."""
+"""Lists the report's checks and fixes; GPUs with the same result share an entry."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Json = Mapping[str, Any]
-Group = Sequence[tuple[int, Json]]  # (position, check) pairs; several if GPUs have equal results
+Group = Sequence[tuple[int, Json]]  # (position, check) pairs; several if GPUs share a result
 
 _SECONDS: Final = re.compile(r" \((\d+) s\)$")  # at the end of a summary; ignored in the comparison
 
 
 def group_checks(checks: Sequence[Json]) -> list[Group]:
-    """Group equal results of several GPUs at the position of the first result."""
+    """Group results that several GPUs share, at the position of the first GPU's result."""
     groups: dict[tuple[object, ...], list[tuple[int, Json]]] = {}
     for place, check in enumerate(checks):
         key: tuple[object, ...] = (place,)
@@ -33,7 +33,7 @@ def group_checks(checks: Sequence[Json]) -> list[Group]:
 
 
 def list_steps(groups: Sequence[Group], statuses: Sequence[str]) -> Iterator[Markup]:
-    """Yield the fixes for the checks of these statuses; equal fixes appear once."""
+    """Yield the fixes for the checks of these statuses; each fix appears once for a status."""
     steps: dict[tuple[object, ...], list[Group]] = {}
     for status in statuses:
         for group in groups:

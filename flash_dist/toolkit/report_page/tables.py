@@ -132,7 +132,7 @@ def _library_cell(data: Json) -> Markup:
 def _merge_columns(
     rows: Mapping[Any, Mapping[int, Markup]], shown: Iterable[int], gpus: Sequence[Json]
 ) -> list[list[int]]:
-    """Return the GPUs of each column: GPUs of one model with equal results share a column."""
+    """Return the GPUs of each column: GPUs of one model with the same results share a column."""
     merged: dict[tuple[str, str, Cells], list[int]] = {}
     for gpu in shown:
         cells = tuple(row.get(gpu, Markup()) for row in rows.values())

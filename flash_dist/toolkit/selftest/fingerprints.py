@@ -33,7 +33,7 @@ VERSION: Final = 2
 class Setting:
     """Properties of the machine that decide the bits."""
 
-    compute_capability: str  # "9.0"; "cpu" for the reference path
+    compute_capability: str  # "9.0"; for the reference path a description of the CPU
     sm_count: int  # multiprocessors visible to this process
     smem_limit: int  # bytes per block available to the dispatcher
 
@@ -264,7 +264,7 @@ def write_references(path: Path, references: Iterable[Reference]) -> None:
 def merge_references(
     known: Iterable[Reference], recorded: Iterable[Reference]
 ) -> tuple[Reference, ...]:
-    """Merge fingerprints; `recorded` replaces known ones of the same GPU, drivers and toolkit."""
+    """Merge references; a recorded one replaces that of the same GPU, setting, drivers, toolkit."""
 
     def key(reference: Reference) -> tuple[object, ...]:
         drivers = sorted({one.driver for one in reference.fingerprints})

@@ -1,4 +1,4 @@
-"""Results of the selftest of one device, as values."""
+"""Data classes for the results of the selftest of one device."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Progress:
 
 
 def write_seconds(seconds: float) -> str:
-    """Write `42 s` or `3 min`."""
+    """Return a text such as `42 s` or `3 min`."""
     whole = round(seconds)
     return f"{whole} s" if whole < 100 else f"{round(whole / 60)} min"  # noqa: PLR2004 - seconds
 
