@@ -40,16 +40,20 @@ NO_WINDOW: Final = (-1, -1)
 FULL: Final = Band()
 CAUSAL: Final = Band(right=0)
 # True while a torch.func transform runs: tensors may then have no address. This must not be a
-# Python function, because torch.compile would compile it and store its result.
+# Python function: torch.compile would trace it, and record its result as a constant of the graph.
 is_transformed: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_active  # noqa: SLF001
 # True if autocast is on for any device; torch's public function asks about one device.
 is_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled  # noqa: SLF001
 _WHOLE: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # limits of scales that float32 holds
+# Exclusive limits of the scales that stay positive and finite when they are rounded to float32.
+SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)
 
 
 def is_symbolic(x: object) -> bool:
-    """Return whether a tensor is fake: its sizes may be symbolic, and it has no address."""
+    """Return whether torch.compile traces, or x is a fake tensor: it then has no address.
+
+    Its sizes may be symbolic.
+    """
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
@@ -59,7 +63,7 @@ def prepare_inputs(
     """Check q, k, v, cast them under autocast, and drop the heads_per_kv axis of k and v.
 
     Args:
-        q: Queries, with num_heads or with num_heads_kv and heads_per_kv.
+        q: Queries, with a num_heads axis or with num_heads_kv and heads_per_kv axes.
         k: Keys, likewise.
         v: Values, likewise.
         tokens: DENSE or PACKED.
@@ -67,7 +71,8 @@ def prepare_inputs(
 
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
-        ValueError: Shapes, devices, strides or addresses do not fit.
+        ValueError: Shapes, devices or strides do not fit.
+        FlashDistError: This build has no code that runs on the GPU.
     """
     plain = type(q) is type(k) is type(v) is Tensor
     traced = torch.compiler.is_compiling()
@@ -95,13 +100,14 @@ def prepare_inputs(
 
 @lru_cache(maxsize=4096)
 def _check_once(tokens: int, names: Names, *fields: Any) -> bool:  # noqa: ANN401
-    """Check a combination of layouts for the first time; return whether k or v has heads_per_kv.
+    """Check a combination of layouts, once each; return whether k or v has a heads_per_kv axis.
 
     Args:
         tokens: DENSE or PACKED.
         names: The caller's names of q, k and v.
-        fields: The fields of the layouts of q, k and v in a row. Most calls repeat the layouts of
-            an earlier call, and looking fields up is faster than making three layouts.
+        fields: The fields of the layouts of q, k and v, one after the other. Most calls repeat the
+            layouts of an earlier call. Their lookup is faster by fields than by three Layouts,
+            which would have to be made first.
 
     Raises:
         TypeError: A dtype is not supported.
@@ -126,7 +132,7 @@ def read_cu_seqlens(
     q: Tensor,
     names: Names = NAMES,
 ) -> Tensor:
-    """Check cu_seqlens, and return it.
+    """Check cu_seqlens, and return it; of a DTensor, return the full tensor.
 
     Raises:
         TypeError: x is no tensor, or not int32.
@@ -148,10 +154,9 @@ def read_cu_seqlens(
 
 
 def may_wait() -> bool:
-    """Return whether a call checks values on a GPU, for which the host waits.
+    """Return whether to check values on a GPU, for which the host waits.
 
-    True if FLASH_DIST_CHECK=1. During the capture of a CUDA graph the result is False, with a
-    warning.
+    True if FLASH_DIST_CHECK=1. While a CUDA graph is captured, warn and return False instead.
     """
     if not is_checking():
         return False
@@ -162,9 +167,9 @@ def may_wait() -> bool:
 
 
 def may_look(q: Tensor) -> bool:
-    """Return whether values are checked: on the CPU, and on a GPU if FLASH_DIST_CHECK=1.
+    """Return whether to check values: on the CPU, and on a GPU if FLASH_DIST_CHECK=1.
 
-    Fake tensors are never checked, nor are calls in a trace or in a transform of torch.func.
+    Values of fake tensors, in a trace or in a transform of torch.func are never checked.
     """
     if is_symbolic(q) or is_traced() or is_transformed():
         return False
@@ -192,10 +197,9 @@ def require_tensor(name: str, x: Tensor | None) -> None:
 def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's value
     """Cast tensors as autocast does for torch's attention.
 
-    Nothing is cast unless autocast is on for the device of the first tensor.
-
-    Only floating point tensors are cast, except float64. Later checks report arguments of a wrong
-    type.
+    Nothing is cast unless autocast is on for the device of the first tensor. Then floating point
+    tensors are cast, except float64. Other arguments are returned as they are, for later checks to
+    report.
     """
     kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):
@@ -222,7 +226,10 @@ def check_addresses(names: Sequence[str], *tensors: Tensor) -> None:
 
 
 def are_aligned(*tensors: Tensor) -> bool:
-    """Return whether all addresses are multiples of 16; False if a transform hides them."""
+    """Return whether all addresses are multiples of 16 bytes; False if a tensor has no address.
+
+    Tensors in a transform of torch.func have none.
+    """
     bits = 0
     try:
         for x in tensors:
@@ -247,7 +254,7 @@ def find_address(x: Tensor) -> int:
 
 
 def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale") -> float:
-    """Return the scale of the scores: head_dim ** -0.5 if none is given."""
+    """Check and return the scale of the scores; head_dim ** -0.5 if `scale` is None."""
     if scale is None:
         default: float = int(head_dim) ** -0.5
         return default
@@ -268,7 +275,8 @@ def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale"
 def to_float(number: Any) -> float:  # noqa: ANN401 - any real number
     """Return a real number of any type as a float; infinity if it is too large for a float.
 
-    NOTE: numpy would compare a 16-bit or 32-bit float with a bound rounded to its type, and warn.
+    NOTE: callers compare the result with bounds. numpy would round a bound to the type of its own
+    16-bit or 32-bit float, and warn.
     """
     try:
         return float(number)
@@ -277,7 +285,7 @@ def to_float(number: Any) -> float:  # noqa: ANN401 - any real number
 
 
 def choose_band(window_size: Window, *, causal: bool) -> Band:
-    """Return the band for arguments of flash-attention, aligned to the bottom right."""
+    """Return the band for flash-attention's window_size and causal, aligned to the bottom right."""
     if type(causal) is not bool:
         require_bool("causal", causal)
     if type(window_size) is tuple and len(window_size) == 2:  # noqa: PLR2004
@@ -298,7 +306,10 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
 
 
 def _read_sides(window_size: object) -> tuple[int, int] | None:
-    """Return the sides of a window, with -1 for unbounded; None if they are not valid."""
+    """Return the sides of a window; None if they are not valid.
+
+    A side is -1 if it has no bound: if it is -1, None or more than MAX_SEQLEN.
+    """
     if isinstance(window_size, torch.Tensor) and window_size.dim() == 1:
         window_size = window_size.unbind()
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # noqa: PLR2004
@@ -312,7 +323,7 @@ def _read_sides(window_size: object) -> tuple[int, int] | None:
 def read_whole(value: object) -> int | None:
     """Return an integer of Python, numpy or a one-element tensor as an int; None for other values.
 
-    Reading a tensor on a GPU waits.
+    A SymInt is returned as it is. The host waits for a tensor on a GPU.
     """
     if isinstance(value, torch.Tensor):
         if value.is_nested or value.is_meta or value.numel() != 1 or value.dtype not in _WHOLE:
@@ -336,8 +347,8 @@ def require_whole(name: str, value: object) -> int:
 def is_within(number: int, most: int) -> bool:
     """Return whether 0 <= number <= most.
 
-    In a graph, a number may be known only at run time. The result is then True, and the graph
-    asserts both limits when it runs.
+    Under torch.compile, the number may be known only when the graph runs. The result is then True,
+    and the graph asserts both limits.
     """
     if not torch.compiler.is_compiling():
         return 0 <= number <= most
@@ -351,7 +362,7 @@ def is_within(number: int, most: int) -> bool:
 
 
 def is_known(condition: bool) -> bool:  # noqa: FBT001 - may be symbolic
-    """Return whether a condition holds for all values of a graph's symbolic sizes."""
+    """Return whether a condition is known to hold for all values of a graph's symbolic sizes."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415
 
     return statically_known_true(condition)
@@ -383,7 +394,7 @@ def _name_joint(mask: BlockMask | IntervalMask) -> str:
 
 
 def describe_type(value: object) -> str:
-    """Describe the type of an unsupported mask, with a hint on how to convert the mask."""
+    """Describe the type of an unsupported mask, with a hint if BlockMask can convert the mask."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return f"{kind.__name__}\n\nhint: `BlockMask.from_dense` makes one of booleans, once"

@@ -1,4 +1,4 @@
-"""The operators with their gradients, which every public attention function calls."""
+"""Attention with gradients; all public attention functions except those for a KV cache call it."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool
 
 
 def pad_head_dims(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad head_dim and head_dim_v with zeros to the next sizes that kernels can load."""
+    """Pad head_dim and head_dim_v with zeros, each to the next multiple of HEAD_DIM_STEP."""
     more, more_v = -q.shape[-1] % HEAD_DIM_STEP, -v.shape[-1] % HEAD_DIM_STEP
     return pad(q, (0, more)), pad(k, (0, more)), pad(v, (0, more_v))
 
 
 def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
-    """Return out without padded columns: a contiguous copy, or out itself if it has none."""
+    """Return out without padded columns: a contiguous copy, or out itself if none were padded."""
     if out.shape[-1] == head_dim_v:
         return out
     return out.narrow(-1, 0, head_dim_v).clone(memory_format=torch.contiguous_format)
@@ -84,7 +84,7 @@ def concerns_autograd(
 ) -> bool:
     """Return whether a call needs gradients or runs in forward mode, which raises an error later.
 
-    An autograd.Function checks this, too, but takes longer than the rest of a small call.
+    Other calls leave out the autograd.Function, which takes longer than the rest of a small call.
     """
     if torch.is_grad_enabled() and (
         q.requires_grad
@@ -199,7 +199,7 @@ class _EagerAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         call: tuple[Problem, bool],  # the bool is wants_lse
-        *_of_problem: Tensor | None,  # sinks and bias, so that autograd sees them
+        *_of_problem: Tensor | None,  # sinks and bias, so that autograd tracks them
     ) -> Tensor | Results:
         problem, wants_lse = call
         out, lse, *rest = operators.attend_no_grad(q, k, v, problem)
@@ -229,8 +229,8 @@ class _EagerAttention(torch.autograd.Function):
         q, k, v, out, lse, *_ = ctx.saved_tensors
         saved = q, k, v, out, lse
         problem: Problem = ctx.problem
-        # vmap: gradients of many losses at once. With an IntervalMask the operator runs once per
-        # loss.
+        # Under vmap, compute the gradients of all losses at once. With an IntervalMask, the
+        # operator below runs once per loss instead.
         if is_transformed() and not isinstance(problem.mask, IntervalMask):
             _require_transformable(problem)
             tensors, others = problem.flatten()

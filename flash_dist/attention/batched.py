@@ -68,19 +68,21 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
 
     The arguments are those of flash-attention 2, in its order and with its defaults; mask,
     return_lse, return_max_logit, batch_invariant, float32_precision, match_kvcache and bias are
-    ours, by name only. Unsupported arguments may have values that change nothing. The arguments of
-    flash-attention 3 and 4 (num_splits 0 or 1, pack_gqa and so on) are accepted by name under the
-    same condition. Sinks are supported. Every call is deterministic, whatever `deterministic` is.
+    our additions, keyword-only. Unsupported arguments may have values that change nothing. The
+    arguments of flash-attention 3 and 4 (num_splits 0 or 1, pack_gqa and so on) are accepted as
+    keywords under the same condition. Sinks are supported. Every call is deterministic, whatever
+    `deterministic` is.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
             [batch, seqlen_q, num_heads_kv, heads_per_kv, head_dim]; float16, bfloat16 (not on
             compute capability 7.5) or float32, on the CPU also float64. head_dim is at most 512, in
-            float32 on a GPU and on compute capability 7.5 at most 256. Its axis is contiguous; on a
-            GPU all other strides and the address are multiples of 16 bytes. If head_dim is not a
-            multiple of 8, strides may be any: q, k and v are copied and padded with columns of
-            zeros. Under torch.autocast, q, k and v are cast to its dtype. If the groups come first,
-            [batch, seqlen_q, groups, num_heads_kv, head_dim], pass `q.transpose(2, 3)`.
+            float32 on a GPU and on compute capability 7.5 at most 256. On a GPU the head_dim axis
+            is contiguous, and all other strides are multiples of 16 bytes; a tensor whose address
+            is not is copied. If head_dim is not a multiple of 8, strides may be any: q, k and v are
+            copied and padded with columns of zeros. Under torch.autocast, q, k and v are cast to
+            its dtype. If the groups come first, [batch, seqlen_q, groups, num_heads_kv, head_dim],
+            pass `q.transpose(2, 3)`.
         k: [batch, seqlen_k, num_heads_kv, head_dim], same dtype and device. num_heads_kv divides
             num_heads_q; query head h reads kv head h // (num_heads_q // num_heads_kv). May have a
             heads_per_kv axis before head_dim, expanded (stride 0). Its gradient then passes through
@@ -91,17 +93,17 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             multiple of 1 / 65536. The other weights are divided by 1 - dropout_p. `dropout_mask`
             returns which weights become 0.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
-        causal: Query i sees key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the
+        causal: Query i attends to key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the
             bottom right.
-        window_size: (left, right), -1 or None for no bound: query i sees key j if i - left <= j -
-            (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of two integers is
-            read on the host, which waits if it is on a GPU.
+        window_size: (left, right), -1 or None for no bound: query i attends to key j if i - left <=
+            j - (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of two integers
+            is read on the host, which waits if the tensor is on a GPU.
         softcap: A scaled score s becomes softcap * tanh(s / softcap), before the mask; 0 or None:
             no cap.
         alibi_slopes: [num_heads_q] or [batch, num_heads_q], float32, without a gradient. After the
             soft cap and before the mask, slope * abs(i + seqlen_k - seqlen_q - j) is subtracted
             from the score of query i and key j.
-        mask: Visible keys of each query, instead of causal and window_size.
+        mask: BlockMask or IntervalMask of the visible keys, instead of causal and window_size.
             `mask & BlockMask.causal()` is a mask that is also causal. torch.compile can make an
             IntervalMask within a graph.
         return_attn_probs: Return (out, lse, None); with dropout (out, lse, S_dmask), for tests:
@@ -110,8 +112,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         return_max_logit: Return max_logit, too, last: (out, max_logit) or (out, lse, max_logit).
             out and lse keep their bits. On Hopper the kernel that computes out also finds max_logit
             if q is bfloat16, head_dim is 64, 128 or 256 (or 192 with head_dim_v 128), each query
-            sees one interval of keys, and there are no softcap, alibi_slopes and bias. Other calls
-            compute the scores twice. Not with match_kvcache or dropout.
+            attends to one interval of keys, and there are no softcap, alibi_slopes and bias. Other
+            calls compute the scores twice. Not with match_kvcache or dropout.
         batch_invariant: Whether the gradients of a sequence must not depend on the rest of the
             batch. out and lse never do. The backward then recomputes scores (seven products of
             matrices instead of five) and leaves multiprocessors idle if a small batch has few kv
@@ -132,23 +134,23 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             `s_aux` is another name for this argument.
 
     Returns:
-        out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
+        out: Like q, with head_dim_v, contiguous. A row without visible keys is zero.
         lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
             `return_lse` or `return_attn_probs`: the natural logarithm of the sum of exp(scores),
-            including the sink as in flash-attention 4; -inf for a row that sees no key and has no
-            sink. `lse + (-(sink - lse).exp()).log1p()` is the lse of the keys alone.
+            including the sink as in flash-attention 4; -inf for a row without visible keys and
+            without a sink. `lse + (-(sink - lse).exp()).log1p()` is the lse of the keys alone.
             Differentiable.
         max_logit: [num_heads_q], float32 (float64 for float64 inputs), only if `return_max_logit`,
             as MuonClip and QK-clip need it: the largest score of each query head over batch,
             queries and visible keys, as the softmax takes it: scaled, after softcap, alibi_slopes
-            and bias, without the sink. -inf for a head that sees no key, NaN if a score is NaN. It
-            has no gradient. With shards of the batch or of the tokens, take the maximum over the
+            and bias, without the sink. -inf for a head without visible keys, NaN if a score is NaN.
+            It has no gradient. With shards of the batch or of the tokens, take the maximum over the
             ranks.
 
     Raises:
-        TypeError: An argument is no tensor, mask is no BlockMask, a dtype is not supported, or a
-            keyword argument is unknown.
-        ValueError: Shapes, devices, alignment, window_size, softmax_scale, softcap, slopes, sinks
+        TypeError: An argument is no tensor, mask is neither a BlockMask nor an IntervalMask, a
+            dtype is not supported, or a keyword argument is unknown.
+        ValueError: Shapes, devices, strides, window_size, softmax_scale, softcap, slopes, sinks
             or bias do not fit, mask is for another shape, both a mask and causal or window_size are
             given, or an unsupported argument has a value with an effect.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Made = TypeVar("Made")
 
-VERSIONS_KEPT: Final = 8  # masks cached per object: each batch may refill one tensor
-MOST_HELD: Final = 1024  # objects visited at most to find the tensors of a mask_mod
+VERSIONS_KEPT: Final = 8  # most masks cached per object; each batch may rewrite the same tensor
+MOST_HELD: Final = 1024  # most objects that are searched for the tensors of a mask_mod
 _GONE: Final = -1  # used instead of the version of a tensor that was freed
 
 
 class Conversions(Generic[Made]):
-    """Cache of masks by the identity of their source object; an entry dies with its object."""
+    """Cache by the identity of a source object, whose entries are dropped when it is freed."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[weakref.ref[Any], dict[Hashable, Made]]] = {}
@@ -46,7 +46,7 @@ class Conversions(Generic[Made]):
 
     @outside_graphs
     def find(self, source: object, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return the cached mask of an object in its current state, or make it."""
+        """Return what is cached for an object and a key of its current state; make it if absent."""
         with self._lock:
             masks = self._masks_of(source)
             if key not in masks:
@@ -88,9 +88,9 @@ def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
     """Make the next call convert a mask again, after a change that torch does not count.
 
     A mask of torch is read in its first call, and again after each in-place change that torch
-    counts. torch does not count changes through `.data`, NumPy or DLPack, or of tensors made under
-    `torch.inference_mode`. Nor does it notice that a name in a mask_mod now refers to another
-    object.
+    counts. torch does not count changes through `.data`, NumPy or DLPack, nor changes of tensors
+    made under `torch.inference_mode`. That a name in a mask_mod now refers to another object is not
+    noticed either.
 
     A BlockMask of this package never changes: make a new one. Gradients of earlier calls belong to
     the earlier mask.
@@ -207,7 +207,10 @@ def _list_inside(value: Any) -> Iterable[Any]:  # noqa: ANN401
 
 
 def _list_captured(function: Any, owner: object) -> list[Any]:  # noqa: ANN401
-    """Return the objects that a Python function reads: captured objects, and fields it names."""
+    """Return the objects that a Python function can read.
+
+    These are its owner, defaults, captured variables and globals, and the fields that it names.
+    """
     names = function.__code__.co_names
     found = [owner, *(function.__defaults__ or ()), function.__kwdefaults__]
     for cell in function.__closure__ or ():

@@ -55,7 +55,7 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
         score_mod: Must be None.
-        block_mask: Which keys each query sees: a BlockMask of this package or of torch.
+        block_mask: Which keys are visible to each query: a BlockMask of this package or of torch.
         scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q, which it must divide; query
             head h reads kv head h // (num_heads_q // num_heads_kv).
@@ -65,7 +65,7 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
 
     Returns:
         out: [batch, num_heads_q, seqlen_q, head_dim_v], in memory [batch, seqlen_q, num_heads_q,
-            head_dim_v]. A row that sees no key is zero.
+            head_dim_v]. A row without visible keys is zero.
         lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
             `return_lse`, or in torch's AuxOutput: the natural logarithm of the sum of exp(scores).
             Differentiable.
@@ -73,8 +73,8 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     Raises:
         TypeError: An argument is no tensor, block_mask is no BlockMask, return_aux no AuxRequest,
             or a dtype is not supported.
-        ValueError: Shapes, devices, alignment or scale do not fit, a score_mod is given or the
-            largest scores are wanted, or both return_lse and return_aux are given.
+        ValueError: Shapes, devices, alignment or scale do not fit, a score_mod is given,
+            return_aux requests the largest scores, or both return_lse and return_aux are given.
         FlashDistError: This build has no code that runs on the GPU.
     """
     check_tensors(query, key, value, (4,))

@@ -1,4 +1,4 @@
-"""Shared code of the functions in torch's layout, [..., num_heads, seqlen, head_dim]."""
+"""Shared code of the functions with torch's layout, [..., num_heads, seqlen, head_dim]."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ def attend_heads_first(  # noqa: PLR0913 - one attention problem
     bias: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse of 4-D tensors in torch's layout. Nothing is copied: axes are swapped.
+    """Return out and lse of 4-D tensors in torch's layout, whose axes are swapped without a copy.
 
     Args:
         tensors: query [batch, num_heads_q, seqlen_q, head_dim], key [batch, num_heads_kv, seqlen_k,
             head_dim] and value [batch, num_heads_kv, seqlen_k, head_dim_v].
-        mask: Which keys each query sees.
+        mask: Which keys are visible to each query.
         scale: Factor on the scores, None for head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q.
-        bias: Tensor that is added to the scores.
+        bias: Tensor that is added to the scores; broadcasts to [batch, num_heads_q, seqlen_q,
+            seqlen_k].
         dropout_p: As in `flash_attn_func`.
     """
     query, key, value = tensors

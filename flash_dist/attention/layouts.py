@@ -33,7 +33,7 @@ PACKED: Final = 1  # axes before the heads: total
 _TOKEN_AXES: Final = {DENSE: "batch, seqlen", PACKED: "total"}
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: results of checks are cached with it
+@dataclass(frozen=True, eq=False)  # compared by identity, because it is part of cache keys
 class Names:
     """Names of a caller's tensors, and the order of their axes, for messages."""
 
@@ -87,16 +87,17 @@ class Layout(NamedTuple):
 
 
 def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int, names: Names = NAMES) -> None:
-    """Raise TypeError or ValueError if q, k, v cannot be attended.
+    """Raise TypeError or ValueError if attention does not support q, k and v.
 
     Args:
         q: Layout of the queries.
-        k: Layout of the keys, maybe with an expanded heads_per_kv axis.
+        k: Layout of the keys, which may have an expanded heads_per_kv axis.
         v: Layout of the values, likewise.
         tokens: DENSE or PACKED.
         names: The caller's names of the tensors.
 
-    A tensor whose head_dim is not a multiple of HEAD_DIM_STEP may have any strides: it is padded.
+    A tensor whose head_dim is not a multiple of HEAD_DIM_STEP may have any strides, because it is
+    padded, which copies it.
     """
     for name, x, what in (
         (names.q, q, "head_dim"),
@@ -176,12 +177,16 @@ def _check_tensor(name: str, x: Layout, what: str, tokens: int, names: Names) ->
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Name a dtype as messages do: `float16`."""
+    """Return the name of a dtype for messages, such as `float16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def _drop_group(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> Layout:
-    """Drop the heads_per_kv axis of k or v, which must be expanded."""
+    """Return the layout of k or v without its heads_per_kv axis, if any; the axis must be expanded.
+
+    Raises:
+        ValueError: The axis has another size than that of q and 1, or is not expanded.
+    """
     if len(x.shape) == tokens + 2:
         return x
     heads_q, heads_kv, group = math.prod(q.shape[tokens:-1]), x.shape[tokens], x.shape[-2]
@@ -215,7 +220,7 @@ def require_same_dtype(name: str, x: Layout, q: Layout, name_q: str = "q") -> No
 def require_device(
     name: str, x: Layout | torch.Tensor, device: torch.device, name_q: str = "q"
 ) -> None:
-    """Raise ValueError if the device of a tensor differs from that of q."""
+    """Raise ValueError if a tensor is not on `device`, the device of q."""
     if x.device != device:
         message = f"{name_q} and {name} must be on the same device, got {device} and {x.device}"
         raise ValueError(message)

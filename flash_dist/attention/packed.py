@@ -92,17 +92,18 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     alone that needs gradients gives the bits of packed sequences, and gradients of 0 for unused
     keys.
 
-    cu_seqlens must begin with 0, must not decrease or pass total_q and total_k, and no sequence may
-    be longer than max_seqlen. This is checked on the CPU, and on a GPU with `FLASH_DIST_CHECK=1`,
-    which waits. Otherwise sequences end at max_seqlen and at the ends of the tensors at the latest.
-    Decreasing cu_seqlens give undefined results, but nothing outside of the tensors is accessed.
+    cu_seqlens must begin with 0, must not decrease or exceed total_q and total_k, and no sequence
+    may be longer than max_seqlen. This is checked on the CPU, and on a GPU with
+    `FLASH_DIST_CHECK=1`, which waits. Without this check, longer sequences are cut off at
+    max_seqlen and at the ends of the tensors. Decreasing cu_seqlens give undefined results, but
+    nothing outside of the tensors is accessed.
 
     A max_seqlen may be a tensor of one integer. It is read in every call, which waits if it is on a
     GPU, and fails while a CUDA graph is captured: ints are better.
 
     Args:
         q: [total_q, num_heads_q, head_dim] or [total_q, num_heads_kv, heads_per_kv, head_dim], the
-            latter not in pages.
+            latter not with block_table or seqused_k.
         k: [total_k, num_heads_kv, head_dim], same dtype and device; a heads_per_kv axis before
             head_dim must be expanded (stride 0). With block_table [num_pages, page_size,
             num_heads_kv, head_dim], page_size a multiple of 16.
@@ -113,7 +114,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         max_seqlen_q: At least the number of queries of the longest sequence; an int, or a tensor of
             one integer.
         max_seqlen_k: At least the number of keys of the longest sequence, likewise.
-        dropout_p: As in `flash_attn_func`; 0 with block_table and seqused_k.
+        dropout_p: As in `flash_attn_func`; 0 with block_table or seqused_k.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Aligned to the bottom right of each sequence.
         window_size: (left, right), -1 or None for no bound, aligned to the bottom right of each
@@ -124,7 +125,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         return_attn_probs: As in `flash_attn_func`; S_dmask is [batch, num_heads_q, max_seqlen_q,
             max_seqlen_k].
         return_lse: Return (out, lse).
-        return_max_logit: Return max_logit, too, as `flash_attn_func` does. Not with block_table and
+        return_max_logit: Return max_logit, too, as `flash_attn_func` does. Not with block_table or
             seqused_k.
         batch_invariant: Whether the gradients of a sequence must not depend on the other sequences.
             Not with a mask that is no band.
@@ -132,7 +133,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             band, which applies to each sequence. A packed mask runs the pack as one sequence: the
             bits of a sequence depend on where it begins in the pack, a NaN may spread to sequences
             within 64 keys, and the lse of a token that belongs to no sequence is the sink of the
-            head. alibi_slopes, bias, block_table and seqused_k must then be None.
+            head. alibi_slopes, bias, block_table and seqused_k must then be None, and dropout_p 0.
         float32_precision: As in `flash_attn_func`.
         match_kvcache: Likewise.
         bias: Tensor that broadcasts to [num_heads_q, max_seqlen_q, max_seqlen_k]: query i and key j
@@ -140,7 +141,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             queries and keys, which are not read. Otherwise as in `flash_attn_func`: the gradient is
             also summed over all sequences, and is 0 where no sequence has scores. A NaN or inf in
             the bias may spread to gradients of sequences too short to use it. Not with block_table
-            and seqused_k.
+            or seqused_k.
         learnable_sink: Keyword-only, as in `flash_attn_func`; so is `s_aux`.
 
     Returns:
@@ -262,7 +263,7 @@ def _require_no_bias(bias: object) -> None:
 def _choose_mask(
     mask: BlockMask | IntervalMask | None, window_size: Window, *, causal: bool
 ) -> Band | BlockMask | IntervalMask:
-    """Return the band of each sequence, or a mask of the pack that is not a band."""
+    """Return the band that applies to each sequence, or a mask of the whole pack."""
     if mask is None:
         return choose_band(window_size, causal=causal)
     chosen = choose_mask(mask, window_size, causal=causal)
@@ -278,7 +279,7 @@ def _check_mask(
     *,
     batch_invariant: bool,
 ) -> None:
-    """Raise ValueError if queries may see other sequences' keys, or the mask excludes an option."""
+    """Raise ValueError if the mask does not keep sequences apart, or excludes another argument."""
     if not mask.is_packed:
         message = (
             f"mask must keep {packing.cu_seqlens_q.shape[0] - 1} packed sequences apart, got one "
@@ -316,7 +317,7 @@ def _join(
     """Return a pack as one sequence, with batch 1.
 
     Raises:
-        BoundariesError: The mask was made for other sequences; checked if values are checked.
+        BoundariesError: The mask was made for other sequences; raised only if values are checked.
     """
     if may_look(q):
         ends_q, ends_k = packing.cu_seqlens_q, packing.cu_seqlens_k
@@ -335,9 +336,9 @@ def _join(
 
 
 def _reads_cache(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, object]) -> bool:
-    """Return whether a call can run as attention to a cache: no gradients, and at least one key.
+    """Return whether attention to a cache can compute a call: it has keys, and needs no gradients.
 
-    Sinks are supported; other arguments without support are refused later.
+    The only tensors among `others` are sinks, because unsupported arguments have raised before.
     """
     if not torch.compiler.is_compiling() and k.shape[0] == 0:
         return False
@@ -351,7 +352,10 @@ def _read_queries(
     max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor | None,
 ) -> Packed:
-    """Return the boundaries of the queries of sequences in a cache; only check max_seqlen_k."""
+    """Return the boundaries of packed queries whose keys are in a cache.
+
+    max_seqlen_k has no effect: it is checked if it is neither a tensor nor None.
+    """
     if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):
         _read_max_seqlen("max_seqlen_k", max_seqlen_k)
     ends = read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
@@ -379,8 +383,8 @@ def read_packing(
         used: Whether seqused_k limits the keys of a sequence.
 
     Raises:
-        TypeError: cu_seqlens is no tensor of int32, or a length no int.
-        ValueError: Shapes or devices do not fit, or a checked number is wrong.
+        TypeError: A cu_seqlens is no int32 tensor, or a max_seqlen no integer.
+        ValueError: Shapes or devices do not fit, or a checked value is wrong.
     """
     longest_q = _read_max_seqlen(names.max_seqlen_q, packing[2])
     longest_k = _read_max_seqlen(names.max_seqlen_k, packing[3])

@@ -28,7 +28,10 @@ FLAGS: Final = {
 
 
 class ReturnsLse(Protocol[P]):
-    """A function that also returns lse if return_lse or return_attn_probs is True."""
+    """Type of functions with return_lse, return_attn_probs and return_max_logit.
+
+    They return only out if all of these are False, else a tuple.
+    """
 
     @overload
     def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
@@ -52,7 +55,7 @@ class ReturnsLse(Protocol[P]):
 
 
 class ReturnsSoftmaxLse(Protocol[P]):
-    """A function that also returns lse if return_softmax_lse is True."""
+    """Type of functions that return (out, lse) if return_softmax_lse is True, else out."""
 
     @overload
     def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
@@ -65,7 +68,7 @@ class ReturnsSoftmaxLse(Protocol[P]):
 
 
 class ReturnsAux(Protocol[P]):
-    """A function that also returns lse if return_lse or torch's return_aux asks for it."""
+    """Type of functions that return out, (out, lse) or, with return_aux, (out, AuxOutput)."""
 
     @overload
     def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
@@ -98,7 +101,7 @@ def returns_aux(function: Callable[P, Result]) -> ReturnsAux[P]:
 
 
 def _annotate(function: Callable[..., Result]) -> Any:  # noqa: ANN401
-    """Give the flags their types for inspect and help."""
+    """Give the flags their types for inspect and help, and return the function."""
     annotations = function.__annotations__
     annotations.update({name: kind for name, kind in FLAGS.items() if name in annotations})
     return function

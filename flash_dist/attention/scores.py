@@ -75,8 +75,8 @@ def join_packed_bias(
 ) -> Scores:
     """Return score modifications with a bias, as in `flash_attn_varlen_func`.
 
-    The bias becomes a view of the entries that sequences may reach: 4-D, with the lesser of
-    max_seqlen and the number of tokens.
+    The bias becomes a 4-D view without the queries and keys that no sequence can have: at most
+    max_seqlen and at most the number of tokens are left of each.
 
     Raises:
         TypeError: The bias is no tensor, or has an unsupported dtype.

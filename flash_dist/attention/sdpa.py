@@ -30,8 +30,9 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
 ) -> Tensor:
     """Attention as torch's function of this name computes it, but deterministic.
 
-    A row that sees no key is zero, also if floats hide all of its keys. `flash_attn_func` describes
-    dtypes, strides, the workspace of the backward and what may change bits.
+    A row without visible keys is zero, also if a float attn_mask masks all of them.
+    `flash_attn_func` describes dtypes, strides, the workspace of the backward and what may change
+    bits.
 
     A boolean attn_mask is converted to a BlockMask in its first call. That waits for the GPU and
     works on the host; later calls with the same, unchanged tensor object find the result. A tensor
@@ -43,12 +44,13 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         query: [batch, num_heads_q, seqlen_q, head_dim], or without batch.
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
-        attn_mask: Which keys each query sees: a BlockMask, an IntervalMask, or booleans that
-            broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], True where the key is seen. Or
+        attn_mask: Which keys are visible to each query: a BlockMask, an IntervalMask, or booleans
+            that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], True for visible keys. Or
             floats that broadcast likewise, as the `bias` of `flash_attn_func`; they are not read on
             the host.
-        dropout_p: As in `flash_attn_func`. As in torch, the module's mode has no effect.
-        is_causal: Query i sees key j if j <= i: the mask is aligned to the top left, as in torch.
+        dropout_p: As in `flash_attn_func`. As in torch, it also applies in evaluation mode.
+        is_causal: Query i attends to key j if j <= i: the mask is aligned to the top left, as in
+            torch.
         scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q, which it must divide; query
             head h reads kv head h // (num_heads_q // num_heads_kv).

@@ -1,6 +1,6 @@
-"""Attention over one tensor of queries, keys and values, or of keys and values.
+"""Attention on q, k and v stacked in one tensor, or on q and a tensor of stacked k and v.
 
-Inputs are not copied: the parts are views. The gradients of the parts are stacked, which is a copy.
+Inputs are not copied: q, k and v are views. Their gradients are stacked, which is a copy.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-# Names under which the parts are checked here first. The called function then finds these checks in
-# its cache.
+# Names for messages: q, k and v are checked under them before the called function checks its own.
 _QKV: Final = Names(
     *("q of qkv", "k of qkv", "v of qkv"),
     *("cu_seqlens", "cu_seqlens", "max_seqlen", "max_seqlen"),
@@ -55,7 +54,7 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
     match_kvcache: bool | None = None,
     **others: Unpack[Others],
 ) -> Result:
-    """`flash_attn_func` of queries, keys and values in one tensor.
+    """`flash_attn_func` on queries, keys and values stacked in one tensor.
 
     Args:
         qkv: [batch, seqlen, 3, num_heads, head_dim].
@@ -103,7 +102,7 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
     match_kvcache: bool | None = None,
     **others: Unpack[Others],
 ) -> Result:
-    """`flash_attn_func` of keys and values in one tensor.
+    """`flash_attn_func` on keys and values stacked in one tensor.
 
     Args:
         q: As in `flash_attn_func`.
@@ -153,11 +152,12 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     mask: BlockMask | IntervalMask | None = None,
     **others: Unpack[Others],
 ) -> Result:
-    """`flash_attn_varlen_func` of queries, keys and values in one tensor.
+    """`flash_attn_varlen_func` on queries, keys and values stacked in one tensor.
 
     Args:
         qkv: [total, 3, num_heads, head_dim].
-        cu_seqlens: [batch + 1], int32 on qkv's device: where each sequence begins.
+        cu_seqlens: [batch + 1], int32 on qkv's device: where each sequence begins, and where the
+            last one ends.
         max_seqlen: At least the number of tokens of the longest sequence.
 
     Returns:
@@ -209,7 +209,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     mask: BlockMask | IntervalMask | None = None,
     **others: Unpack[Others],
 ) -> Result:
-    """`flash_attn_varlen_func` of keys and values in one tensor.
+    """`flash_attn_varlen_func` on keys and values stacked in one tensor.
 
     Args:
         q: As in `flash_attn_varlen_func`.

@@ -40,7 +40,7 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
     role: str = ROLE,
     name: str = "q",
 ) -> None:
-    """Raise if no kernel of this build runs on a GPU.
+    """Raise if this build has no kernel for a GPU, dtype and head_dim.
 
     Args:
         device: Index of the GPU.
@@ -48,13 +48,15 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
         head_dim: Columns of q and k.
         head_dim_v: Columns of v.
         ieee: Require float32 kernels that multiply without TF32.
-        role: The role of the kernels. Errors name the supported dtypes only for the forward.
+        role: The role of the kernels. Only for the forward, a TypeError names the dtypes that the
+            GPU supports.
         name: The caller's name of q.
 
     Raises:
         TypeError: The GPU has no matrix instruction for the dtype.
         ValueError: The GPU has too little shared memory for the head_dim.
-        FlashDistError: This build has no code for the GPU, in the words of `doctor`.
+        FlashDistError: This build has no code that runs on the GPU, or it does not load. The
+            message is that of `doctor` where `doctor` predicts it.
         torch.OutOfMemoryError: There is no memory to load the code.
     """
     gpu = Device(*torch.cuda.get_device_capability(device))
@@ -75,7 +77,7 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
         raise ValueError(message)
     try:
         selected = select(device, role=role, dtype=kind, head_dim=head_dim, head_dim_v=head_dim_v)
-    except ExtensionError as error:  # not remembered, so that the next call tries again
+    except ExtensionError as error:  # @cache stores no exception, so the next call tries again
         raise_out_of_memory(error)
         raise
     chosen = next((kernel["chosen"] for kernel in selected if kernel["chosen"]), None)

@@ -1,8 +1,8 @@
-"""Attention under torch.func: grad, vjp, vmap, and transforms made of these.
+"""Attention under torch.func: grad, vjp, vmap, and transforms composed of them.
 
-These transforms need an autograd.Function of another form, which makes every call slower. So calls
-without transforms use another Function, see autograd.py. vmap moves its axis into the batch,
-so one launch computes all entries.
+These transforms need an autograd.Function with `setup_context`, which makes every call slower. So
+calls without transforms use another Function, see autograd.py. Under vmap, its axis becomes part of
+the batch, so one launch computes all entries.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def require_no_gradients(name: str, **tensors: Tensor | None) -> None:
         tensors: All inputs of the function, by the caller's names.
 
     Raises:
-        FlashDistError: autograd or torch.func differentiates by one of the tensors, in reverse or
-            forward mode.
+        FlashDistError: autograd or torch.func differentiates with respect to one of the tensors, in
+            reverse or forward mode.
+        ValueError: Likewise, under torch.compile.
     """
     found = find_differentiated(**tensors)
     if found is None:
@@ -59,7 +60,7 @@ def require_no_gradients(name: str, **tensors: Tensor | None) -> None:
 
 
 def find_differentiated(**tensors: Tensor | None) -> str | None:
-    """Return the name of the first tensor that autograd or torch.func differentiates by."""
+    """Return the first name whose tensor autograd or torch.func differentiates by; None if none."""
     has_levels = forward_ad._current_level >= 0 or is_transformed()  # noqa: SLF001 - no public equivalent
     follows = torch.is_grad_enabled()
     if not (follows or has_levels):
@@ -94,7 +95,7 @@ def _has_tangent(x: Tensor | None) -> bool:
 
 
 def refuse_compilation() -> NoReturn:
-    """Raise for torch.compile of a transform: it supports no custom operator's autograd formula."""
+    """Raise TypeError: torch.compile of a transform supports no autograd formula of an operator."""
     message = (  # torch.compile shows only the text of built-in exceptions
         "torch.compile must find no torch.func.grad, vjp or vmap around attention, got one"
         "\n\nhint: without fullgraph=True the code inside of it runs eagerly"
@@ -103,13 +104,13 @@ def refuse_compilation() -> NoReturn:
 
 
 def refuse_intervals() -> NoReturn:
-    """Raise for an IntervalMask in a transform: under vmap its batch entry is unknown."""
+    """Raise for an IntervalMask in a transform: vmap changes the batch that the mask depends on."""
     message = "torch.func.grad, vjp and vmap take a BlockMask as mask, got an IntervalMask"
     raise FlashDistError(message, hint="`BlockMask.from_intervals`, made once outside")
 
 
 def refuse_max_logit() -> NoReturn:
-    """Raise for return_max_logit in a transform: vmap's axis would be part of the batch."""
+    """Raise for return_max_logit in a transform: vmap would take the maximum over its axis, too."""
     message = (  # see refuse_compilation()
         "return_max_logit must be False within torch.func.grad, vjp and vmap, got True"
         "\n\nhint: the same call outside of them returns max_logit"
@@ -128,7 +129,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ANN401
-        """Save what the backward needs."""
+        """Save the arguments and results for the backward."""
         tensors, ctx.others = inputs[: 3 + TENSORS], inputs[3 + TENSORS :]
         ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
         ctx.set_materialize_grads(False)
@@ -197,7 +198,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
-        """Raise an error: forward mode is not supported."""
+        """Raise an error: second derivatives are not supported, in forward mode either."""
         refuse_second()
 
 
@@ -231,7 +232,10 @@ def _require_same_for_all(
     mask: Band | BlockMask,
     *_: object,
 ) -> None:
-    """Raise ValueError if vmap varies an argument that all entries must share."""
+    """Raise FlashDistError for packed sequences, and for a mask that differs between batch entries.
+
+    Neither is supported under vmap.
+    """
     if cu_seqlens_q is not None:
         message = f"packed sequences have no batch for torch.vmap, got an axis of {size}"
         raise FlashDistError(message, hint="pack the sequences of all its entries")

@@ -1,6 +1,6 @@
 """Unsupported arguments of flash-attention 2, 3 and 4 and of torch.
 
-They are accepted with values that change nothing.
+They are accepted if their values do not change the result.
 """
 
 from __future__ import annotations
@@ -108,13 +108,13 @@ ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # arguments not listed all
 
 
 def are_defaults(dropout_p: object, softcap: object, alibi_slopes: object) -> bool:
-    """Return whether these arguments have their defaults, so that no further check is needed."""
+    """Return whether these arguments have their defaults and need no further checks."""
     floats = type(dropout_p) is type(softcap) is float  # comparing a tensor would return a tensor
     return floats and dropout_p == softcap == 0.0 and alibi_slopes is None
 
 
 def refuse_unsupported(**arguments: object) -> None:
-    """Raise ValueError for an argument that asks for something unsupported, with the reason."""
+    """Raise ValueError, with the reason, for an argument whose value is not in ALLOWED."""
     for name, value in arguments.items():
         values = ALLOWED.get(name, _NONE)
         plain = value is None or isinstance(value, (bool, int, float, Real))
@@ -127,9 +127,9 @@ def refuse_unsupported(**arguments: object) -> None:
 
 
 def check_others(function: Callable[..., object], others: Mapping[str, object]) -> None:
-    """Raise for unsupported flash-attention 3 and 4 arguments, TypeError for unknown names.
+    """Raise ValueError for unsupported flash-attention 3 and 4 values, TypeError for unknown names.
 
-    Sinks are supported, and checked by `choose_scores`.
+    Sinks are supported: `choose_scores` checks them.
 
     Args:
         function: The called function, used to suggest a name.

@@ -1,4 +1,4 @@
-"""Checks of the tensors of calls on a cache. Each combination of layouts is checked once."""
+"""Checks the tensors passed to the KV-cache functions, once per combination of layouts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-KEPT: Final = 4096  # combinations of layouts whose check is cached
+KEPT: Final = 4096  # most combinations of layouts whose check is cached
 
 
 class CallLayouts(NamedTuple):
-    """Layouts of the tensors of a call of `flash_attn_with_kvcache`; None: absent."""
+    """Layouts of the tensors passed to `flash_attn_with_kvcache`; None for absent tensors."""
 
     q: Layout
     k_cache: Layout
@@ -40,7 +40,7 @@ class CallLayouts(NamedTuple):
 
 
 class LatentLayouts(NamedTuple):
-    """Layouts of the tensors of a call of `flash_mla_with_kvcache`; None: absent."""
+    """Layouts of the tensors passed to `flash_mla_with_kvcache`; None for absent tensors."""
 
     q: Layout
     k_cache: Layout
@@ -62,7 +62,8 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
     Args:
         tensors: The tensors of `CallLayouts`, in its order.
         counted: Whether cache_seqlens is given, as a tensor or as one int for all sequences.
-        symbolic: Whether the tensors are fake: then no GPU is asked, and nothing is cached.
+        symbolic: Whether the tensors are fake: then the build's kernels for the GPU are not
+            checked, and nothing is cached.
 
     Raises:
         TypeError: An argument is no tensor, or has an unsupported dtype.
@@ -72,13 +73,15 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
     """
     if symbolic:
         return _check(CallLayouts(*_read_layouts(CallLayouts._fields, tensors)), counted=counted)
-    # Sizes under torch.jit.trace are tensors, which cannot be keys of a cache.
+    # Sizes under torch.jit.trace are tensors, which cannot be keys of an lru_cache.
     check = _check_once.__wrapped__ if is_traced() else _check_once
     return check(_read_fields(CallLayouts._fields, tensors), counted=counted)
 
 
 def check_latent_call(tensors: Sequence[Tensor | None], head_dim_v: int, *, symbolic: bool) -> bool:
-    """Raise if tensors of a call on latent keys do not fit; return whether q's strides can be read.
+    """Raise if tensors do not fit `flash_mla_with_kvcache`; return whether q needs no copy.
+
+    It needs none if kernels can read its strides.
 
     Args:
         tensors: The tensors of `LatentLayouts`, in its order.
@@ -105,7 +108,7 @@ def _read_layouts(names: Sequence[str], tensors: Sequence[Tensor | None]) -> lis
 def _read_fields(
     names: Sequence[str], tensors: Sequence[Tensor | None]
 ) -> tuple[Fields | None, ...]:
-    """Return the fields of layouts, which serve as a cache key: layouts take longer to make."""
+    """Return the fields of the layouts as a cache key, because making Layouts takes longer."""
     fields: list[Fields | None] = []
     try:
         for x in tensors:
@@ -188,7 +191,7 @@ def _require_arguments(layouts: CallLayouts | LatentLayouts, *names: str) -> Non
 
 
 def _check_where(layouts: CallLayouts) -> None:
-    """Raise if the arguments that locate keys do not fit."""
+    """Raise if the arguments that locate keys do not fit, or exclude each other."""
     q, table = layouts.q, layouts.block_table
     hints = {
         "cache_batch_idx": "\n\nhint: `block_table[cache_batch_idx]` has the rows of the batch",

@@ -63,7 +63,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     return_softmax_lse: Flag = False,
     **others: object,
 ) -> Result:
-    """Attention of new queries to a cache of keys and values, to which new ones may be appended.
+    """Attention of new queries to a cache of keys and values; may append new keys and values to it.
 
     Batch entry b attends to keys cache_leftpad[b] to cache_seqlens[b] of its part of the cache. If
     k and v are given, they are first written after these keys, and the queries attend to them, too.
@@ -73,8 +73,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     A sequence has the same bits alone and as any entry of any batch, in pages or not, in a CUDA
     graph or not, and on any number of multiprocessors: keys are cut into blocks of 128, counted
     from the first, and combined in groups of 8 in their order. So a prefill in chunks gives the
-    same bits as a prefill at once. With few queries, all heads of a group share one pass over k and
-    v.
+    same bits as a prefill at once. With few queries, all query heads of a kv head share one pass
+    over its keys and values.
 
     The host never waits for the GPU, and cache_seqlens may change under a CUDA graph. The values of
     cache_seqlens, cache_batch_idx, cache_leftpad and block_table are checked on the CPU, before
@@ -93,9 +93,10 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             and device; on a GPU head_dim is contiguous and other strides and the address are
             multiples of 16 bytes. Written to if k is given.
         v_cache: Like k_cache, with head_dim_v up to head_dim.
-        k: [batch, seqlen_new, num_heads_kv, head_dim], new keys, with v and cache_seqlens.
+        k: [batch, seqlen_new, num_heads_kv, head_dim], new keys; only together with v and
+            cache_seqlens.
         v: [batch, seqlen_new, num_heads_kv, head_dim_v].
-        rotary_cos: [positions, rotary_dim / 2], same dtype: key i is rotated by the angles of
+        rotary_cos: [positions, rotary_dim / 2], same dtype: new key i is rotated by the angles of
             position cache_seqlens + i. So is query i if causal or window_size distinguish queries;
             otherwise every query is rotated by the angles of position cache_seqlens. rotary_dim is
             a multiple of 16 up to head_dim. A position past the last row raises if values are
@@ -105,20 +106,21 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             new ones. Defaults to the capacity of the cache.
         cache_batch_idx: [batch], int32: the cache entry of each batch entry. If new keys are
             written, all must differ. Not with block_table.
-        cache_leftpad: [batch], int32: number of keys to skip at the start. Not with block_table.
+        cache_leftpad: [batch], int32: number of keys to skip at the start of each cache entry. Not
+            with block_table.
         block_table: [batch, pages], int32: the pages of each sequence, one after the other.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
-        causal: Aligned to the bottom right: the last query sees all keys.
+        causal: Aligned to the bottom right: the last query attends to all keys.
         window_size: (left, right), -1 or None for no bound, aligned likewise.
         softcap: As in `flash_attn_func`.
-        alibi_slopes: As in `flash_attn_func`; the last query is at the last key.
+        alibi_slopes: As in `flash_attn_func`; the distance of the last query and the last key is 0.
         rotary_interleaved: Whether columns 2j and 2j + 1 are rotated together; else j and
             j + rotary_dim / 2.
         return_softmax_lse: Return (out, lse).
         learnable_sink: Keyword-only, as in `flash_attn_func`; so is `s_aux`.
 
     Returns:
-        out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
+        out: Like q, with head_dim_v, contiguous. A row without visible keys is zero.
         lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
             `return_softmax_lse`.
 
@@ -178,7 +180,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             make_supported(v, is_supported=supported.v),
         )
         rotary = _make_rotary(rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
-    # The number of positions by whose angles new keys or queries are rotated.
+    # The number of rotary positions that new keys and queries need.
     steps = max(seqlen_new, 1 if band.is_full else q.shape[1])
     # On the CPU, check all values before anything is written.
     if may_wait() if on_gpu else new is not None and not symbolic:
@@ -241,7 +243,7 @@ def make_supported(x: Tensor, *, is_supported: bool) -> Tensor:
 
 
 def choose_lengths(seqlens: int | Tensor | None) -> Tensor | None:
-    """Return cache_seqlens if it has one entry per batch entry, else None."""
+    """Return cache_seqlens if it is a tensor with a batch axis; None for one number or None."""
     return seqlens if isinstance(seqlens, torch.Tensor) and seqlens.dim() > 0 else None
 
 
@@ -254,7 +256,11 @@ def read_seqlens(
         seqlens: As the caller passes it.
         q: A tensor on the common device.
         capacity: Most keys of a sequence.
-        seqlen_new: Number of keys that will be appended to each.
+        seqlen_new: Number of keys that will be appended to each sequence.
+
+    Raises:
+        TypeError: cache_seqlens is no integer.
+        ValueError: cache_seqlens is negative, or leaves too little capacity for the new keys.
     """
     number = read_whole(seqlens)
     if number is None:

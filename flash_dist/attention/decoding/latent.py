@@ -59,15 +59,15 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
 ) -> tuple[Tensor, Tensor]:
     """Attention of queries to latent keys, of which the first head_dim_v columns are the values.
 
-    Models with multi-head latent attention, such as DeepSeek-V3, decode like this once their
-    weights are absorbed: all heads share one key of 512 + 64 columns for each token, and each key
-    is read once for both products. The function is not differentiable: with grad mode on, a tensor
-    that requires gradients raises. Autocast casts queries and keys.
+    Models with multi-head latent attention, such as DeepSeek-V3, decode like this after weight
+    absorption: all heads share one key of 512 + 64 columns for each token, and each key is read
+    once for both products. The function is not differentiable: with grad mode on, a tensor that
+    requires gradients raises. Autocast casts queries and keys.
 
-    Bits and memory are as with `flash_attn_with_kvcache`: a sequence has the same bits alone and as
-    any entry of any batch, in pages or not, in a CUDA graph or not, and on any number of
-    multiprocessors; the host never waits, and values of cache_seqlens and block_table are limited
-    to the size of the cache, or checked with `FLASH_DIST_CHECK=1`.
+    As with `flash_attn_with_kvcache`, a sequence has the same bits alone and as any entry of any
+    batch, in pages or not, in a CUDA graph or not, and on any number of multiprocessors. The host
+    never waits, and kernels clamp cache_seqlens and block_table to the size of the cache; with
+    `FLASH_DIST_CHECK=1` their values are checked instead, which waits.
 
     The arguments are those of FlashMLA, in its order. tile_scheduler_metadata and num_splits change
     nothing; other arguments of FlashMLA must have their defaults.
@@ -87,11 +87,11 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
         head_dim_v: Columns of the values, a multiple of 8 up to 512 and head_dim.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5; a model's own
             scale follows from its head_dim before weights are absorbed.
-        causal: Aligned to the bottom right: the last query sees all keys.
+        causal: Aligned to the bottom right: the last query attends to all keys.
 
     Returns:
-        out: [batch, seqlen_q, num_heads_q, head_dim_v], dtype of q, contiguous. A row that sees no
-            key is zero.
+        out: [batch, seqlen_q, num_heads_q, head_dim_v], dtype of q, contiguous. A row without
+            visible keys is zero.
         lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs).
 
     Raises:

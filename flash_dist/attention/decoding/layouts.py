@@ -36,14 +36,14 @@ _CACHES: Final = ("k_cache", "v_cache")
 def check_tensors(
     q: Layout, k: Layout, v: Layout, *, named: bool, names: tuple[str, str] = _CACHES
 ) -> bool:
-    """Raise if queries cannot use a cache; return whether kernels can read its strides.
+    """Raise if queries cannot attend to a cache; return whether kernels can read the strides of q.
 
     Args:
         q: Layout of the queries.
         k: Layout of the keys.
         v: Layout of the values.
-        named: Whether a table maps batch entries to cache entries; else entry i belongs to batch
-            entry i.
+        named: Whether an argument maps batch entries to cache entries; else cache entry i belongs
+            to batch entry i.
         names: The caller's names of k and v.
 
     Raises:
@@ -57,11 +57,11 @@ def check_tensors(
     return q.device.type != "cuda" or stride_error(q) is None
 
 
-check_tensors_once = lru_cache(maxsize=4096)(check_tensors)  # most calls repeat an earlier one
+check_tensors_once = lru_cache(maxsize=4096)(check_tensors)  # most calls repeat earlier layouts
 
 
 def check_latent(q: Layout, k: Layout, head_dim_v: int, *, named: bool) -> bool:
-    """Raise if queries cannot use latent keys; return whether kernels can read the strides of q.
+    """Raise if q cannot attend to latent keys; return whether kernels can read the strides of q.
 
     Args:
         q: Layout of the queries.

@@ -1,4 +1,4 @@
-"""Packed queries with paged keys, or with a part of packed keys, as in torch's varlen attention."""
+"""Attention of packed queries to paged keys, or to the first seqused_k packed keys of sequences."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def attend_to_cache(
     if not symbolic and (not on_gpu or may_wait()):
         _check_values(k, ends, seqused_k, block_table)
     elif ends is not None and torch.compiler.is_compiling() and not on_gpu:
-        message = "cu_seqlens_k[0] must be 0, got another number"  # operators do not see ends[0]
+        message = "cu_seqlens_k[0] must be 0, got another number"  # operators do not check ends[0]
         torch._assert_async(ends[0] == 0, message)  # noqa: SLF001 - as in torch.func
     cache = _make_cache(*keys_and_values, ends, seqused_k, block_table)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
@@ -160,7 +160,7 @@ def _make_cache(
     used: Tensor | None,
     table: Tensor | None,
 ) -> Cache:
-    """Return a paged cache, or packed keys as a cache of one entry with an offset per sequence."""
+    """Return a paged cache, or one whose only entry holds all packed keys, with offsets into it."""
     if ends is None or table is not None:
         return Cache(k, v, _lengths(ends, used), None, None, table)
     begins = ends[:-1].contiguous()

@@ -1,1 +1,1 @@
-"""Checks the dropout of a call, and returns the weights that a call dropped."""
+"""Checks dropout_p, and computes which weights a call dropped."""

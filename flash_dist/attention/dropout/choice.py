@@ -1,4 +1,4 @@
-"""Checks the dropout of a call."""
+"""Checks dropout_p, and draws the random state of a call."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ NOT_CACHED: Final = "caches drop nothing"
 def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401 - a user's value
     """Return the dropout of a call, with a state drawn from the generator of q's device.
 
+    Return None if dropout_p is 0 or rounds to 0.
+
     Args:
         q: Checked queries.
         dropout_p: As in `flash_attn_func`.
@@ -29,7 +31,7 @@ def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401
         TypeError: dropout_p is no number.
         ValueError: dropout_p is less than 0, 1 or more, or NaN, or q has more columns than
             MOST_COLUMNS.
-        FlashDistError: A transform of torch.func runs.
+        FlashDistError: There is dropout within a transform of torch.func.
     """
     p = read_dropout_p(dropout_p)
     if count_kept(p) == STEPS:
@@ -44,12 +46,12 @@ def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401
 
 
 def may_drop(q: Tensor) -> bool:
-    """Return whether calls with these queries may have dropout."""
+    """Return whether there are kernels with dropout for these queries."""
     return q.shape[-1] <= MOST_COLUMNS and not (q.dtype == torch.float32 and is_ieee(None))
 
 
 def refuse_dropout(dropout_p: Any, name: str, reason: str) -> None:  # noqa: ANN401 - a user's value
-    """Raise for dropout together with another argument."""
+    """Raise ValueError if dropout_p is not 0, because the argument `name` excludes dropout."""
     p = read_dropout_p(dropout_p)
     if p != 0.0:
         message = f"dropout_p must be 0 with {name}, got {p}: {reason}"
@@ -57,7 +59,7 @@ def refuse_dropout(dropout_p: Any, name: str, reason: str) -> None:  # noqa: ANN
 
 
 def read_dropout_p(dropout_p: Any) -> float:  # noqa: ANN401 - a user's value
-    """Return dropout_p as a float, checked."""
+    """Check dropout_p, and return it as a float."""
     numbers = (float, int, torch.SymFloat, Real)
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, numbers):
         message = f"dropout_p must be a float, got {describe_value(dropout_p)}"

@@ -59,19 +59,19 @@ def dropout_mask(
     If the generator has the same state as before a call, for example after the same
     `torch.manual_seed`, these are the weights that the call dropped. They depend only on the seed,
     the offset, the index of the batch entry or packed sequence, the query head, and the query and
-    key within the sequence. They are equal on every device.
+    key within the sequence. They are the same on every device.
 
     Args:
         dropout_p: The dropout_p of the call, which is rounded to a multiple of 1 / 65536.
         shape: [batch, num_heads_q, seqlen_q, seqlen_k].
-        rng_state: [2] seed and offset, int64; None: drawn from torch's generator, as a call does.
+        rng_state: [2] seed and offset, int64; None: drawn from torch's generator, as in a call.
         device: The device of the call, used without rng_state; None: torch's default device.
 
     Returns:
         Booleans of this shape, True where a weight is dropped.
 
     Raises:
-        TypeError: An argument is of another type.
+        TypeError: dropout_p is no number, or a size is no integer.
         ValueError: A value or shape does not fit.
     """
     p = read_dropout_p(dropout_p)
