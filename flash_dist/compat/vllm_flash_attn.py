@@ -1,7 +1,7 @@
 """The functions of `vllm.vllm_flash_attn` that vLLM calls, with vLLM's arguments.
 
 They support vLLM's own calls unchanged: with `out`, without `cu_seqlens_k`, and with pages as
-[num_pages, 2, page_size, heads, head_dim].unbind(1). The bits are those of
+[num_pages, 2, page_size, heads, head_dim].unbind(1). With pages, the bits are those of
 `flash_attn_with_kvcache`, whatever the batch.
 """
 
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> object:
 
 
 def is_fa_version_supported(fa_version: int) -> bool:
-    """Return True: these functions replace every version that vLLM knows.
+    """Return True for every version of flash-attention that vLLM knows: these functions replace it.
 
     Raises:
         ValueError: vLLM does not know this version.
@@ -135,8 +135,9 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
         out, or (out, lse) with lse as [num_heads_q, total_q] in float32.
 
     Raises:
-        ValueError: An argument is not supported, out has a wrong shape or overlaps an input, or
-            neither or both of cu_seqlens_k and seqused_k are given.
+        ValueError: An argument is not supported, out has a wrong shape or overlaps an input,
+            neither or both of cu_seqlens_k and seqused_k are given, or only one of seqused_k and
+            block_table.
         TypeError: A dtype is not supported, or an argument is unknown.
         RuntimeError: out is given, and a tensor requires a gradient.
     """
@@ -191,7 +192,7 @@ def _refuse(arguments: dict[str, object]) -> None:
 
 
 def _check_out(out: Tensor, q: Tensor, v: Tensor, **others: Tensor | None) -> None:
-    """Raise if out cannot be written, or if writing it would change an input."""
+    """Raise if out does not fit, if gradients are wanted, or if out shares memory with an input."""
     if not isinstance(out, Tensor):
         message = f"out must be a tensor, got {type(out).__name__}"
         raise TypeError(message)

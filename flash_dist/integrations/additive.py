@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def read_added(mask: Tensor) -> Tensor | None:
-    """Return a float mask as booleans, True for visible keys; None if it does more than hide keys.
+    """Return a float mask as booleans, True for visible keys; None if it does more than mask keys.
 
     Args:
         mask: Values that are added to the scores, of any floating point dtype.

@@ -9,12 +9,12 @@ from ..errors import FlashDistError
 
 
 def find_names(user: str, module: str, *names: str, oldest: str) -> list[Any]:
-    """Return the objects that a module of another package has under these names.
+    """Return the objects with these names in a module of another package.
 
     Args:
-        user: The module that needs the names.
-        module: The name of the module, starting with the package.
-        names: The names that the module must have.
+        user: The name of our module that needs the objects, for the message.
+        module: The full name of the other package's module.
+        names: The names that the other module must have.
         oldest: The first version of the package that has the names.
 
     Raises:

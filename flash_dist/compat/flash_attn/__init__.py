@@ -1,7 +1,7 @@
 """The supported names of the package flash_attn: a program changes only its import.
 
-Write `import flash_dist.compat.flash_attn as flash_attn`. Like the package itself, this module
-needs torch only when a name is used.
+Write `import flash_dist.compat.flash_attn as flash_attn`. Importing this module does not import
+torch; the first use of a name does.
 """
 
 from __future__ import annotations

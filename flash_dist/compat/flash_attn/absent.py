@@ -30,9 +30,10 @@ _REASONS: Final = {
 
 
 def refuse(module: str, name: str, served: Iterable[str]) -> AttributeError | ImportError:
-    """Return the error for a module's `__getattr__`: AttributeError, or ImportError for an import.
+    """Return the error that a module's `__getattr__` raises for a name.
 
-    `from ... import` would drop the text of an AttributeError.
+    It is an ImportError for `from ... import`, which would drop the text of an AttributeError, and
+    an AttributeError otherwise.
     """
     reason = _REASONS.get(name) or f"there are {', '.join(sorted(served))}"
     message = f"`{module}` has no `{name}`: {reason}"

@@ -1,7 +1,7 @@
 """Run models of diffusers on these kernels: call `register()` once.
 
-Then call `pipe.transformer.set_attention_backend("fdist")`. Like flash_dist itself, this needs
-torch and diffusers only when `register` is called.
+Then call `pipe.transformer.set_attention_backend("fdist")`. Importing this module imports neither
+torch nor diffusers; `register` does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _add_member(names: Any) -> Any:  # noqa: ANN401 - an enum of strings
     if member is None:
         member = str.__new__(names, NAME)
         member._name_, member._value_ = NAME.upper(), NAME
-        setattr(names, member._name_, member)  # refused once _member_map_ has it
+        setattr(names, member._name_, member)  # would raise after _member_map_ has the name
         names._member_names_.append(member._name_)
         names._member_map_[member._name_] = member
         names._value2member_map_[NAME] = member

@@ -29,10 +29,10 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
         key: [batch, seqlen_k, num_heads_kv, head_dim].
         value: [batch, seqlen_k, num_heads_kv, head_dim_v].
         attn_mask: [batch, seqlen_k], which keys exist; or a mask for torch's function: booleans, or
-            values that are added to the scores, where -65504 or less hides a key, but not -10000,
-            which some models use; or a BlockMask or IntervalMask.
+            values that are added to the scores; or a BlockMask or IntervalMask. A value of -65504
+            or less masks a key; -10000, which some models use, does not.
         dropout_p: If it is not 0, torch computes the call.
-        is_causal: Query i sees key j if j <= i.
+        is_causal: Query i attends to key j if j <= i.
         scale: Factor on the scores. Defaults to head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q.
         _parallel_config: Must be None.
@@ -66,10 +66,12 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
 
 
 def _read_keys(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor | BlockMask | None:
-    """Return which keys are visible to all queries; None if all are; a tensor if it is not read.
+    """Return the mask for torch's function from a [batch, seqlen_k] mask; None if all are visible.
 
-    NOTE: the view is a new tensor in every layer. So the result is cached with the mask itself, and
-    only the first layer reads it.
+    It is a BlockMask, or a view of the mask if that must not be read or is a bias.
+
+    NOTE: the view is a new tensor in every layer. So the BlockMask is cached with the mask itself,
+    and only the first layer reads the mask.
     """
     view = mask[:, None, None]
     visible = None if is_unread(mask) else read_mask(view, shape, source=mask)

@@ -1,4 +1,4 @@
-"""The backend for SGLang: its limits, the description of a batch, the attention of a layer."""
+"""The SGLang backend: describes each batch, and computes the attention of each layer."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class FlashDistBackend(AttentionBackend):
         sinks: Tensor | None = None,
         **others: object,
     ) -> Tensor:
-        """Write new keys into the cache and attend to it.
+        """Write new keys and values into the cache, and attend to the cache.
 
         Args:
             q: [tokens, num_heads_q * head_dim].
@@ -125,7 +125,7 @@ class FlashDistBackend(AttentionBackend):
             forward_batch: The batch that `forward_metadata` describes.
             save_kv_cache: False if new keys are in the cache already.
             sinks: [num_heads_q], for models with sinks.
-            others: Arguments of other backends, which must be None.
+            others: Arguments of other backends, which must be None or False.
 
         Returns:
             [tokens, num_heads_q * head_dim_v]; rows after the last token of the batch are 0.

@@ -4,8 +4,7 @@
 parallelism and their callers then use our kernels whenever torch's selector chooses flash. Calls
 that use other backends are not affected; `flash_dist.sdpa()` replaces those, too.
 
-Like flash_dist itself, this module needs torch only when a function is called. Importing it
-activates nothing.
+Importing this module does not import torch, and activates nothing.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _registrations: Final[list[Registration]] = []  # only the last one may be activ
 
 @dataclass(frozen=True)
 class Status:
-    """Backends of torch's attention in this process; true if flash_dist is the flash backend."""
+    """Backends of torch's attention in this process; truthy if flash_dist is the flash backend."""
 
     active: str | None  # provider in torch's registry; None: torch's own kernels
-    first: tuple[str, ...]  # backend that torch's selector chooses on each GPU: "cudnn_..."
-    varlen: tuple[str, ...] = ()  # backends of varlen_attn, which has its own rule; () if unknown
+    first: tuple[str, ...]  # by GPU: backend of torch's selector, such as "cudnn_attention"
+    varlen: tuple[str, ...] = ()  # by GPU: backend of varlen_attn; () if its rule is unknown
 
     def __bool__(self) -> bool:
         return self.active == NAME
@@ -79,8 +78,8 @@ def register() -> str:
 def activate(*, varlen_first: bool = False) -> None:
     """Make torch's flash backend use these kernels in this process.
 
-    This replaces another provider, such as FA4; a provider that is activated later replaces this
-    one. Calling it again only changes `varlen_first`.
+    This replaces another active provider, such as FA4; a provider that is activated later replaces
+    this one. Calling `activate` again only changes `varlen_first`.
 
     Args:
         varlen_first: Whether torch's `varlen_attn` prefers flash to cuDNN. torch 2.14 and newer
@@ -123,11 +122,11 @@ def deactivate() -> None:
 def status() -> Status:
     """Describe the backends of torch's attention in this process, with its current settings.
 
-    If CUDA is initialised or there is a GPU, this asks torch's selector for each GPU, with 16-bit
-    tensors that need gradients. On compute capability 9.0 and 10.0 the selector prefers cuDNN,
-    unless `torch.use_deterministic_algorithms(True)`, `sdpa_kernel` or
-    TORCH_CUDNN_SDPA_DEPRIORITIZED=1 change that. This also asks `varlen_attn` with sequences of
-    4096 tokens, without a window.
+    For each GPU, this asks torch's selector, with 16-bit tensors that need gradients. On compute
+    capability 9.0 and 10.0 the selector prefers cuDNN, unless
+    `torch.use_deterministic_algorithms(True)`, `sdpa_kernel` or TORCH_CUDNN_SDPA_DEPRIORITIZED=1
+    change that. If the rule of this torch's `varlen_attn` is known, it is asked, too, with
+    sequences of 4096 tokens, without a window.
 
     Raises:
         FlashDistError: torch is not installed or is too old.
@@ -171,7 +170,10 @@ def describe(devices: Iterable[Device], version: str = "") -> str:
 
 
 def _describe_varlen(version: str, *, is_active: bool) -> list[str]:
-    """Return which backend varlen_attn uses on GPUs where torch prefers cuDNN."""
+    """Return a list of one phrase: the backend of varlen_attn on GPUs where torch prefers cuDNN.
+
+    It is empty for versions of torch whose varlen_attn does not prefer cuDNN.
+    """
     numbers = tuple(int(x) for x in re.findall(r"\d+", version)[:2])
     if numbers < VARLEN_CUDNN:
         return []
@@ -184,7 +186,7 @@ def _describe_varlen(version: str, *, is_active: bool) -> list[str]:
 
 
 def _find_registry() -> Any:  # noqa: ANN401 - a module
-    """Return torch.nn.attention, which has the registry of flash providers."""
+    """Return the module torch.nn.attention, which has the registry of flash providers."""
     find_names(__name__, "torch.nn.attention", "register_flash_attention_impl", oldest=OLDEST)
     return import_module("torch.nn.attention")
 

@@ -1,4 +1,4 @@
-"""Translate calls of torch's flash operators into ours."""
+"""Translate calls of torch's flash operators into calls of ours."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Options(NamedTuple):
 
 
 def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: object) -> Call | None:
-    """Translate a call of torch's operators into ours; return None if it is not supported.
+    """Translate a call of torch's operators into a call of ours; return None if unsupported.
 
     Args:
         tensors: query [batch, seqlen_q, num_heads_q, head_dim], or [total_q, num_heads_q,
@@ -112,7 +112,7 @@ def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: objec
 def infer(
     tensors: Triple, bounds: Bounds, keys: Keys, options: Options, **others: object
 ) -> tuple[Tensor, Tensor] | None:
-    """Return out and lse of packed queries, with paged keys or the first keys of each sequence.
+    """Return out and lse of packed queries that attend to paged keys, or to used packed keys.
 
     Return None if our operators do not support the call.
 
@@ -123,6 +123,10 @@ def infer(
         keys: seqused_k, block_table, or both.
         options: Further arguments.
         others: Arguments that are supported only if None or False.
+
+    Raises:
+        BoundariesError: As in `find_call`.
+        FlashDistError: This build has no code that runs on the GPU.
     """
     query = tensors[0]
     cum_seq_q, _, max_q, _ = bounds
@@ -149,7 +153,7 @@ def infer(
 
 
 def _find_reason(options: Options, others: dict[str, object]) -> str:
-    """Return the first argument that our operators do not support; empty if they support all."""
+    """Return a phrase for an argument that our operators do not support; empty if there is none."""
     if options.dropout_p != 0.0:
         return "dropout"
     scale = options.scale
@@ -178,7 +182,7 @@ def _read_packing(
 
 
 def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | None:
-    """Return tensors whose strides our kernels support, copied if needed."""
+    """Return the tensors, copied if our kernels cannot read their strides; None if unsupported."""
     if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
         return None  # torch's meta kernels give the result the head_dim of query
     if query.shape[-1] % HEAD_DIM_STEP:  # torch's function pads head_dim before it calls operators
@@ -193,7 +197,7 @@ def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> T
 
 @lru_cache(maxsize=4096)
 def _are_supported(q: Layout, k: Layout, v: Layout, tokens: int) -> bool:
-    """Return whether our operators support tensors of these layouts; cached."""
+    """Return whether our operators support tensors of these layouts."""
     try:
         check_layouts(q, k, v, tokens)
     except (TypeError, ValueError):

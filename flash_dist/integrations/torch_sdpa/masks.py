@@ -1,7 +1,7 @@
-"""Masks of scaled_dot_product_attention as BlockMasks, unless they add a bias.
+"""Converts masks of scaled_dot_product_attention to BlockMasks, unless they are a bias.
 
-Reading a tensor waits for the GPU. The result is cached with the tensor until it changes.
-nn.MultiheadAttention, however, makes new masks in every call.
+Reading a tensor waits for the GPU. The result is cached until the tensor changes or is freed.
+nn.MultiheadAttention makes a new mask in every call, so every call reads it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def is_unread(mask: Tensor) -> bool:
 
 @outside_graphs
 def read_mask(mask: Tensor, shape: Shape, source: Tensor | None = None) -> BlockMask | Band | None:
-    """Return a mask that broadcasts to a shape as a BlockMask or Band; None if it is a bias.
+    """Return the BlockMask or Band for a mask that broadcasts to `shape`; None if it is a bias.
+
+    Return None for integers, too, which torch's function rejects.
 
     Args:
         mask: Booleans, True for visible keys, or values that are added to the scores.
@@ -61,7 +63,10 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
 
 
 def _drop_copies(visible: Tensor, axis: int) -> Tensor:
-    """Return one entry along an axis if all are equal, because MultiheadAttention copies masks."""
+    """Return one entry along an axis if all entries are the same, else the mask as it is.
+
+    MultiheadAttention repeats masks along the batch and the heads.
+    """
     one = visible.narrow(axis, 0, 1)
     return one if bool((visible == one).all()) else visible
 

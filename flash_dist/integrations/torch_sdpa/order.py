@@ -1,4 +1,4 @@
-"""The backend that torch's `varlen_attn` chooses, by another rule than torch's selector.
+"""Finds and changes the backend of torch's `varlen_attn`, which does not use the SDPA selector.
 
 On compute capability 9.0 and 10.0, `varlen_attn` of torch 2.14 always prefers cuDNN to flash. In
 torch 2.15 it prefers cuDNN unless cuDNN is disabled or `sdpa_kernel(..., set_priority=True)` sets
@@ -48,7 +48,9 @@ def is_preferred() -> bool:
 
 
 def choose(varlen: ModuleType, query: torch.Tensor, max_q: int) -> str:
-    """Return the backend that `varlen_attn` uses for packed sequences, such as "cudnn_attention".
+    """Return the backend that `varlen_attn` uses for packed sequences.
+
+    It is "flash_attention" or "cudnn_attention", or "nothing" if both are disabled.
 
     Args:
         varlen: The module `torch.nn.attention.varlen`.
@@ -106,13 +108,15 @@ def _put_before_ask(torchs: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether flash supports the tensors of a call that cuDNN supports."""
+    """Return whether flash, too, supports tensors that cuDNN supports: head_dim_v is head_dim."""
     return query.shape[-1] == value.shape[-1]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _goes_first() -> bool:
-    """Return whether flash is preferred now. A graph stores the answer, as it stores torch's own.
+    """Return whether flash is preferred now; a compiled graph stores the result as a constant.
+
+    A graph does the same with torch's own choice.
 
     torch's SDPA selector excludes cuDNN in deterministic mode, unless that mode only warns.
     """

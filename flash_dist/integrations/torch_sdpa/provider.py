@@ -1,7 +1,7 @@
 """The operators of torch's flash backend, with our kernels.
 
 The layers above stay torch's: its selector, autocast, autograd and meta kernels for tracing. This
-module only replaces the CUDA kernels. Calls that ours do not support go to torch's own kernels.
+module only replaces the CUDA kernels. Calls that our kernels do not support go to torch's kernels.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Registration:
 
 
 def _find_kernel(name: str, key: str) -> Callable[..., Any]:
-    """Return a function that calls the current kernel of an operator."""
+    """Return a function that calls the current kernel of an operator, or raises if it has none."""
     try:
         call: Callable[..., Any] = torch.library.get_kernel(name, key).call_boxed
     except RuntimeError:  # a torch without CUDA, or built without its flash kernels
@@ -97,7 +97,10 @@ def _forward(  # noqa: PLR0913, PLR0917
     num_splits: int | None = None,  # noqa: ARG001 - has no effect
     **others: object,
 ) -> Outputs | None:
-    """Return out, lse and unused results of dropout; [batch, seqlen, heads, head_dim] or packed."""
+    """Return out, lse, and results that only dropout uses.
+
+    Tensors are [batch, seqlen, heads, head_dim], or packed [total, heads, head_dim].
+    """
     bounds = cum_seq_q, cum_seq_k, max_q, max_k
     tensors = query, key, value
     options = Options(dropout_p, is_causal, scale, (window_size_left, window_size_right))
@@ -129,7 +132,7 @@ def _require_no_gradient(*tensors: Tensor) -> None:
 
 
 def _forward_inplace(out: Tensor, *args: Any, **options: Any) -> Tensor | None:  # noqa: ANN401
-    """Write out and return lse."""
+    """Copy the result into `out`, and return lse."""
     results = _forward(*args, **options)
     if results is None:
         return None
@@ -177,7 +180,7 @@ def _sdpa_forward(  # noqa: PLR0913, PLR0917
     return_debug_mask: bool = False,  # noqa: FBT001, FBT002
     **options: Any,  # noqa: ANN401
 ) -> tuple[object, ...] | None:
-    """Run `_forward` on [batch, heads, seqlen, head_dim]; return the bounds as well."""
+    """Run `_forward` on [batch, heads, seqlen, head_dim]; insert cum_seq and max after lse."""
     longest = query.shape[2], key.shape[2]
     q, k, v = _swap(query, key, value)
     results = _forward(

@@ -1,4 +1,4 @@
-"""Log why calls go to torch's own kernels, once for each reason."""
+"""Log why calls go to torch's own kernels, each reason once."""
 
 from __future__ import annotations
 

@@ -58,16 +58,16 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
 
     Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and float
     masks, which are added to the scores and may need a gradient (-65504 and less, including -inf,
-    hide a key); BlockMasks and IntervalMasks; `is_causal`, `scale`, `enable_gqa` and dropout. Other
+    mask a key); BlockMasks and IntervalMasks; `is_causal`, `scale`, `enable_gqa` and dropout. Other
     calls go to torch's function: a head_dim over 512 (over 256 in float32, with dropout and on
     compute capability 7.5), bfloat16 on compute capability 7.5, tensors of other types, calls under
     transforms of torch.func, and boolean masks under torch.compile, which cannot read them, or
     under torch.jit.trace, which would store them. The logger `flash_dist` logs each reason once, at
     level INFO.
 
-    A mask is read in its first call, which waits for the GPU. A mask that only hides keys is faster
-    than one that adds numbers. A mask that is made anew for every call is read in every call. A
-    query without visible keys gives zero.
+    A tensor mask is read in its first call, which waits for the GPU. A float mask that only masks
+    keys is faster than one with a bias. A mask that is made anew for every call is read in every
+    call. A query without visible keys gives zero.
 
     Raises:
         ValueError: In an unsupported call with a BlockMask or IntervalMask, which torch does not
@@ -88,7 +88,7 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the function when the last context is left."""
+        """Restore torch's function if no other context is open."""
         with _lock:
             found = _found.pop()
             if not _found:
@@ -130,7 +130,7 @@ def _find_call(
     scale: float | None,
     enable_gqa: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Problem] | str:
-    """Return the supported call, or the reason why it is not supported."""
+    """Return the arguments of `attend`, or a string that says why the call is not supported."""
     dropout_p, is_causal = flags
     query, key, value = tensors
     reason = _find_reason(tensors, mask, dropout_p, scale)
@@ -149,7 +149,7 @@ def _find_call(
                 q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee, name=TORCH.q
             )
     except (TypeError, ValueError) as error:
-        return f"this call: {str(error).partition(', got')[0]}"  # without sizes: logged once
+        return f"this call: {str(error).partition(', got')[0]}"  # each reason is logged: omit sizes
     found: Band | Own = mask if isinstance(mask, _OWN) else Band()
     if is_causal:
         found = _TOP_LEFT
@@ -169,12 +169,12 @@ def _find_call(
 
 
 def _is_added(mask: Tensor, query: Tensor) -> bool:
-    """Return whether torch adds this mask to the scores."""
+    """Return whether torch's function accepts a float mask of this device and dtype."""
     return mask.device == query.device and mask.dtype in {query.dtype, torch.float32}
 
 
 def _refuse(mask: Own, reason: str) -> NoReturn:
-    """Raise ValueError if torch's function would get a mask that it does not support."""
+    """Raise ValueError for an unsupported call whose mask torch's function does not support."""
     sizes = "batch, num_heads_q, seqlen_q, seqlen_k" if isinstance(mask, BlockMask) else ""
     message = (
         f"attn_mask must be a tensor or None where torch's own attention is called, got a "

@@ -1,7 +1,7 @@
 """Run models of Hugging Face transformers on these kernels: call `register()` once.
 
-Then call `AutoModelForCausalLM.from_pretrained(name, attn_implementation="fdist")`. Like
-flash_dist itself, this needs torch and transformers only when `register` is called.
+Then call `AutoModelForCausalLM.from_pretrained(name, attn_implementation="fdist")`. Importing this
+module imports neither torch nor transformers; `register` does.
 """
 
 from __future__ import annotations

@@ -58,18 +58,20 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
         attention_mask: Made by `make_mask`, or the caller's own mask, [batch or 1, num_heads_q or
             1, seqlen_q, seqlen_k]: booleans, or values that are added to the scores, where -65504
-            or less hides a key. A query without visible keys gives zero.
-        dropout: Fraction of the weights that is dropped; must be 0 for one query of `generate`.
+            or less masks a key. A query without visible keys gives zero.
+        dropout: Fraction of the weights that is dropped; must be 0 with the interval mask of a
+            single query, as in `generate`.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
-        sliding_window: Number of keys that a query sees, including its own; ignored if a mask is
-            given.
+        sliding_window: Number of keys that a query attends to, including its own; ignored if a mask
+            is given.
         softcap: A score s becomes softcap * tanh(s / softcap); None or 0: no cap.
-        is_causal: Whether a query sees no later keys; ignored if a mask is given.
+        is_causal: Whether later keys are masked; ignored if a mask is given.
         s_aux: [num_heads_q], sinks: one more score per row, without a value. Differentiable.
         position_bias: Values that are added to the scores, as in T5. Differentiable.
         cache: Must be None.
-        others: Reads cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and position_ids.
-            Documents of position_ids are used only if the mask is a band.
+        others: May contain cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
+            position_ids. Documents of position_ids are used only if the mask is a band, within
+            documents or not.
 
     Raises:
         ValueError: The module requests something that has no kernel.
@@ -120,7 +122,10 @@ def _choose(
 
 
 def _require_sizes(module: torch.nn.Module, layer_mask: LayerMask, queries: int, keys: int) -> None:
-    """Raise ValueError if the mask lacks keys of the layer, such as keys that deepseek_v4 adds."""
+    """Raise ValueError if the mask is not for the layer's queries and keys.
+
+    deepseek_v4, for example, adds keys within a layer.
+    """
     made, got = layer_mask.sizes, (queries, keys)
     if made is not None and made != got and not (layer_mask.is_band and layer_mask.band.is_full):
         refuse_sizes(module, made, got)
@@ -173,7 +178,11 @@ def _attend(
 
 
 def _see_unpacked(layer_mask: LayerMask, packing: Packing | None) -> BlockMask | None:
-    """Return the mask of a call whose bias needs the batch axis; None for a band."""
+    """Return the mask of a call whose bias needs the batch axis; None for a band.
+
+    Raises:
+        ValueError: The caller passes packed documents.
+    """
     if packing is not None:
         refuse_packed_bias()
     segments = layer_mask.segments
@@ -193,7 +202,7 @@ def _read_packing(others: dict[str, Any]) -> Packing | None:
 def _choose_documents(
     q: Tensor, k: Tensor, layer_mask: LayerMask, positions: Tensor | None
 ) -> Tensor | None:
-    """Return position_ids if they may describe documents."""
+    """Return position_ids if they may describe documents, else None."""
     batch, seqlen = q.shape[:2]
     if positions is None or layer_mask.band.right != 0 or not k.shape[1] == seqlen > 1:
         return None

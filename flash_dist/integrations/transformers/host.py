@@ -1,4 +1,4 @@
-"""Decide on the host which keys the queries of a forward see."""
+"""Computes on the host which keys are visible to the queries of a forward pass."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Padding(NamedTuple):
 
 
 def read_padding(tokens: Tensor | None, keys: int) -> Padding | None:
-    """Return which keys exist; None if `tokens` contains no padding. Waits for the GPU."""
+    """Return the padding of the keys; None if `tokens` marks none or is None. Waits for the GPU."""
     if tokens is None:
         return None
     exists = tokens.to("cpu", torch.bool)
@@ -63,7 +63,10 @@ def see_once(
     keys: int,
     device: torch.device | str,
 ) -> Tensor | None:
-    """Return one query's first visible key and end, [batch or 1, 1, 2, 1]; None if it sees all."""
+    """Return the first visible key of a single query and the end, [batch or 1, 1, 2, 1].
+
+    Return None if `offset` is an int and all keys are visible.
+    """
     everything = torch.tensor([[0, keys]], device="cpu")
     bounds = everything
     if padding is not None:
@@ -82,7 +85,7 @@ def see_once(
 
 
 def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: int) -> LayerMask:
-    """Return the mask of queries; the first key is `offset` positions before the first query."""
+    """Return the mask of queries, of which the first is `offset` positions after key 0."""
     end = offset + queries
     exist = end if band.right == 0 and end < keys else None  # the filled part of a static cache
     used = keys if exist is None else exist

@@ -1,4 +1,4 @@
-"""Mask of one forward: made once in the mask function, shared by all layers."""
+"""Mask of one forward pass: made once in the mask function, shared by all layers."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ class LayerMask:
     packed: bool = False  # segments are documents, not runs of tokens and of padding
     keys: int | None = None  # number of filled slots; later slots of a static cache are empty
     mask: BlockMask | None = None  # replaces band and segments
-    graph: tuple[Tensor, Tensor] | None = None  # replaces them in a graph: intervals, see traced.py
+    # Intervals that replace band and segments in a graph of torch.compile, see traced.py.
+    graph: tuple[Tensor, Tensor] | None = None
     sizes: tuple[int, int] | None = None  # queries and keys that transformers made the mask for
-    # Masks by position_ids that describe documents (None: no documents), shared by all layers.
+    # Pairs of position_ids (None: no documents) and the mask planned for them, for all layers.
     planned: list[tuple[Tensor | None, IntervalMask]] = field(default_factory=list)
     ndim: ClassVar[int] = 4  # marks a finished mask; not a field, as FSDP would replace it
 
@@ -96,13 +97,13 @@ def _describe(use: str) -> str:
 
 
 def find_documents(positions: Tensor) -> Segments | None:
-    """Return the documents of position_ids [batch, seqlen], on the host; None if none restarts."""
+    """Return the documents of position_ids, [batch, seqlen] on the host; None if none restarts."""
     starts = find_restarts(positions)
     return Segments(starts) if bool(starts[:, 1:].any()) else None
 
 
 def find_restarts(positions: Tensor) -> Tensor:
-    """Return where position_ids [batch, seqlen] restart: at the minimum, or at a lower position.
+    """Return where position_ids [batch, seqlen] restart: at the row's minimum, or if they decrease.
 
     NOTE: skipped or repeated positions start no document in transformers' flash attention, nor in
     eager attention with a mask or a cache. Without a mask and a cache, transformers itself finds

@@ -1,14 +1,14 @@
-"""The mask function: makes the mask of a forward, which transformers passes to its layers.
+"""The mask function: makes the mask of a forward pass, which transformers passes to its layers.
 
 For a single query the mask is None if all keys are visible. Otherwise it is an int32 tensor [batch,
-1, 2, 1] with the first visible key and the end: `generate` compiles such forwards, with the mask as
-an argument. For more queries it is a `LayerMask`, never None. Some models request a mask but
-compute attention themselves. Their code fails with a LayerMask or the int32 tensor. With None it
-would silently show later keys, and with booleans silently add them to the scores. Modules of
-encoders may claim to be causal, as in phi4_multimodal, so None would hide keys from their queries.
+1, 2, 1] with the first visible key and the end: `generate` compiles such forward passes, with the
+mask as an argument. For more queries it is a `LayerMask`, never None. Some models request a mask
+but compute attention themselves. Their code fails with a LayerMask or the int32 tensor. With None
+it would silently attend to later keys, and it would silently add booleans to the scores. Encoder
+modules may claim to be causal, as in phi4_multimodal, so None would mask keys of their queries.
 
-Padding is read here, once per forward, which waits for the GPU. So are documents that transformers
-itself has found and, for more than one query, the position in a static cache.
+Padding is read here, once per forward pass, which waits for the GPU. So are documents that
+transformers itself has found and, for more than one query, the position in a static cache.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def make_mask(
         batch_size: Number of sequences.
         kv_length: Number of keys, including empty slots of a static cache.
         kv_offset: Position of the first key.
-        mask_function: Function of (batch, head, query, key) that returns whether the query sees the
-            key.
+        mask_function: Function of (batch, head, query, key) that returns whether the key is visible
+            to the query.
         attention_mask: Booleans [batch, positions], True for tokens that exist; or a finished mask.
         others: Contains q_length, q_offset (a tensor with a static cache) and device; older
             transformers pass cache_position instead of all three.
@@ -117,7 +117,7 @@ def _see_any(
     attention_mask: Tensor | None,
     others: dict[str, Any],
 ) -> LayerMask:
-    """Return the mask that transformers' own code computes, pair by pair."""
+    """Return the mask that transformers' own code computes for each (query, key) pair."""
     visible = import_module("transformers.masking_utils").sdpa_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,

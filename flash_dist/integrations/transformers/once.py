@@ -50,7 +50,10 @@ def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tens
 
 
 def is_added(mask: Tensor) -> bool:
-    """Return whether to add a mask to the scores: it does more than hide keys, or is not read."""
+    """Return whether to add a float mask to the scores, because it does more than mask keys.
+
+    Also return True for a mask that needs a gradient, or that a graph or a trace must not read.
+    """
     if not mask.is_floating_point():
         return False
     if (mask.requires_grad and torch.is_grad_enabled()) or is_symbolic(mask) or is_traced():
@@ -61,10 +64,11 @@ def is_added(mask: Tensor) -> bool:
 def cut_added(
     module: torch.nn.Module, name: str, numbers: Tensor, shape: tuple[int, int, int, int]
 ) -> Tensor:
-    """Return a bias without columns past the layer's last key; check that these hide their keys.
+    """Return a bias without columns past the layer's last key; check that these only mask keys.
 
     Raises:
-        ValueError: A column past the last key does not hide its key, or must not be read.
+        ValueError: A column past the last key does not mask its key, or a graph or a trace must not
+            read it.
     """
     behind = numbers[..., shape[-1] :]
     if behind.shape[-1] == 0:
@@ -77,13 +81,14 @@ def cut_added(
 def read_dense(
     module: torch.nn.Module, mask: Tensor, shape: tuple[int, int, int, int]
 ) -> BlockMask:
-    """Return the mask that the caller made, [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k].
+    """Return the BlockMask for a caller's mask, [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k].
 
     Masked columns past the layer's last key, as for a static cache, are cut off.
 
     Raises:
-        ValueError: The mask was made for other queries or keys: a layer with a window caches only
-            the last keys.
+        TypeError: The mask has integers.
+        ValueError: The mask was made for other queries or keys (a layer with a window caches only
+            the last keys), or a graph or a trace would record its values.
     """
     if is_symbolic(mask):
         refuse_tracing()

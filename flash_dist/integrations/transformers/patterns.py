@@ -1,4 +1,4 @@
-"""Read a mask function of transformers instead of evaluating it for every pair.
+"""Read a mask function of transformers instead of evaluating it for every (query, key) pair.
 
 transformers builds a mask from small functions of (batch, head, query, key) and combines them with
 `and_masks`. We recognise these functions by their names and the variables in their closures, which
@@ -27,7 +27,7 @@ class Pattern:
     """A band in absolute positions, within documents."""
 
     band: Band = EVERYTHING
-    documents: Tensor | None = None  # [batch, seqlen], integers: equal within a document
+    documents: Tensor | None = None  # [batch, seqlen], integers: the same within a document
 
     def join(self, other: Pattern) -> Pattern | None:
         """Return the intersection of both; None if both have documents."""

@@ -52,7 +52,7 @@ _UNSUPPORTED: Final = {  # by argument: what a module asks for, what is missing,
 
 
 def refuse_match(what: str) -> None:
-    """Raise ValueError if match_kvcache is on, for calls that cannot match a cache's bits."""
+    """Raise ValueError if match_kvcache is on, because `what` cannot return the bits of a cache."""
     if find_match_kvcache():
         message = f"match_kvcache must be False for {what}, got True"
         raise ValueError(message)
@@ -125,7 +125,7 @@ def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int,
 
 
 def refuse_tracing() -> NoReturn:
-    """Raise ValueError for a mask that no graph can hold; torch.compile shows the error's text."""
+    """Raise ValueError for a mask that graphs do not support; torch.compile shows the text."""
     raise ValueError(UNTRACEABLE)
 
 

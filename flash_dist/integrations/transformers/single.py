@@ -98,7 +98,7 @@ def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
 def attend_once(
     query: Tensor, key: Tensor, value: Tensor, interval: Tensor, scores: Scores
 ) -> Tensor:
-    """Return out [batch, 1, num_heads_q, head_dim_v] of one query that sees an interval of keys.
+    """Return out [batch, 1, num_heads_q, head_dim_v] of one query with an interval of visible keys.
 
     Args:
         query: [batch, num_heads_q, 1, head_dim].
@@ -168,7 +168,7 @@ def _is_repeated(interval: Tensor) -> bool:
 
 
 def _split(interval: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first key and the end of each sequence."""
+    """Return the first visible key and the end of each sequence, as two [batch] tensors."""
     first, end = interval.view(-1, 2).t().contiguous()
     return first, end
 

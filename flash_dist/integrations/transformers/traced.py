@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]  # first key and end, [batch or 1, queries]
 
-_BEFORE: Final = -1  # offset of the key before a query; invisible where a sequence starts
+_BEFORE: Final = -1  # offset of the key before a query, which is masked where a sequence starts
 
 
 def trace_mask(
@@ -41,11 +41,11 @@ def trace_mask(
     device: torch.device | str,
     **others: Any,  # noqa: ANN401
 ) -> LayerMask | Tensor:
-    """Return the mask of a forward, as tensors of the graph that is being traced.
+    """Return the mask of a forward pass, as tensors of the graph that is being traced.
 
     Args:
         mask_function: As in `make_mask`.
-        tokens: [batch, keys or less], which keys exist.
+        tokens: [batch, at most keys], which keys exist; later keys do not.
         sizes: Numbers of sequences, queries and keys.
         first: Position of the first query: in the sequence, and counted from the first key.
         device: The device of the queries.
@@ -72,7 +72,7 @@ def trace_mask(
 def plan_traced(
     layer_mask: LayerMask, documents: Tensor | None, queries: int, keys: int, device: torch.device
 ) -> IntervalMask:
-    """Return the plan of the visible keys, which layers with the same `documents` share.
+    """Return the mask of a call in a graph, which layers with the same `documents` share.
 
     Args:
         layer_mask: Made by the mask function.
@@ -103,7 +103,7 @@ def _follow(band: Band, rows: Tensor, keys: int) -> Pair:
 
 
 def _join(one: Pair, other: Pair) -> Pair:
-    """Return the intersection of both intervals."""
+    """Return the intersection of two intervals for each query."""
     return torch.maximum(one[0], other[0]), torch.minimum(one[1], other[1])
 
 

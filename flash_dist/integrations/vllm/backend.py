@@ -88,12 +88,12 @@ class FlashDistBackend(AttentionBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """Return True: the order of summation depends on no other sequence."""
+        """Return True: the order of summation does not depend on other sequences."""
         return True
 
     @classmethod
     def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
-        """Return whether there are kernels for a GPU."""
+        """Return whether there are kernels of any dtype for a compute capability."""
         return _device_of(capability) >= min(word.floor for word in AXES.words.values())
 
     @classmethod
@@ -225,9 +225,9 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         Args:
             layer: The attention layer.
             query: [num_tokens, num_heads, head_size].
-            key: [num_tokens, num_kv_heads, head_size]; read from the cache except by encoders.
+            key: [num_tokens, num_kv_heads, head_size]; only encoders use it, others the cache.
             value: Likewise.
-            kv_cache: [num_pages, num_kv_heads, page_size, 2 * head_size], in any layout.
+            kv_cache: [num_pages, num_kv_heads, page_size, 2 * head_size], in any memory layout.
             attn_metadata: The batch; None while vLLM measures the memory of a step.
             output: [num_tokens, num_heads, head_size].
             output_scale: Must be None.
