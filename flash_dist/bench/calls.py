@@ -48,7 +48,7 @@ class Call:
 
     @property
     def limit(self) -> float | None:
-        """The largest allowed ratio; None: unlimited."""
+        """The largest allowed ratio; None: unlimited. Only the first shape has limits."""
         return LIMITS.get(self.name) if self.shape == SHAPES[0] else None
 
     @property

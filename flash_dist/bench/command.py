@@ -156,7 +156,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_heads(text: str) -> tuple[int, int]:
-    """Parse numbers of query and kv heads: `32/8`, or `16` for equal numbers."""
+    """Parse the numbers of query and kv heads: `32/8`, or `16` for 16 of each."""
     queries, slash, keys = text.partition("/")
     heads = (parse_size(queries), parse_size(keys if slash else queries))
     if heads[0] % heads[1] != 0:
@@ -201,7 +201,7 @@ def pick_shapes(shapes: tuple[Shape, ...], words: str, name: str) -> tuple[Shape
     return found
 
 
-_OTHERS = ("peers", "l2", "plot", "only")  # options without effect on `--shapes overhead`
+_OTHERS = ("peers", "l2", "plot", "only")  # options that `--shapes overhead` does not accept
 _OWN = ("batch", "seqlen", "seqlen_k", "head_dim", "head_dim_v", "heads", "mask", "dtype")
 
 

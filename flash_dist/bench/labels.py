@@ -138,7 +138,10 @@ def caption(report: Report, rows: Sequence[Row], *, failed: bool) -> list[str]:
 
 
 def write_titles(groups: Iterable[Group], width: float, measure: Measure) -> list[str]:
-    """Write all titles in one line if they fit, else in two lines; cut those that are too long."""
+    """Return the titles, each in one line if all of them fit, else in two lines.
+
+    Lines that are still wider than `width` are broken.
+    """
     titles = [group.title for group in groups]
     whole = [", ".join(part for line in title for part in line) for title in titles]
     if max(map(measure, whole), default=0) <= width:

@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 LOOPS: Final = 15  # loops per call; the result is their median
 CALLS: Final = 200  # calls per loop
 WARM_UP: Final = 60
-BLOCK: Final = 16  # tokens per block of the mask
+BLOCK: Final = 16  # tokens per block of the block-causal mask
 
 
 def measure_calls(device: torch.device, *, calls: int = CALLS) -> Iterator[Call]:
@@ -73,7 +73,7 @@ def _wait(device: torch.device) -> None:
 
 
 def make_pairs(problem: Problem) -> dict[str, Pair]:
-    """Return ours and SDPA's call of each kind in LIMITS and of two further kinds."""
+    """Return our call and SDPA's, by kind: the kinds in LIMITS and two further ones."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - only needed for a measurement
     from ..kernels.problem import NOT_PACKED  # noqa: PLC0415
     from ..masks import Band, BlockMask  # noqa: PLC0415

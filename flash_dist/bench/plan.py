@@ -42,14 +42,14 @@ DEFAULTS: Final = {
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a measurement. Each baseline runs in three loops of `seconds` seconds."""
+    """Plan of a measurement. Each baseline runs each pass in three loops of `seconds` seconds."""
 
     shapes: tuple[Shape, ...]
     peers: tuple[str, ...]
     passes: tuple[str, ...]
     states: tuple[str, ...]
     seconds: float
-    for_masks: tuple[str, ...] = ()  # peers that are skipped on full and causal rows
+    for_masks: tuple[str, ...] = ()  # peers skipped on full and causal shapes that are not packed
 
     def peers_of(self, shape: Shape) -> tuple[str, ...]:
         """Return the peers that are measured on a shape."""

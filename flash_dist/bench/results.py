@@ -81,7 +81,8 @@ class Entry:
     name: str
     timings: Mapping[str, Timing] = field(default_factory=dict)  # by pass
     memory: Mapping[str, int] = field(default_factory=dict)  # by pass: peak bytes above the inputs
-    errors: Mapping[str, float] = field(default_factory=dict)  # by tensor: difference from ours
+    # By tensor: the difference from ours; for ours, the difference from float64.
+    errors: Mapping[str, float] = field(default_factory=dict)
     kernels: tuple[str, ...] = ()
     reason: str = ""
     uncaptured: Mapping[str, str] = field(default_factory=dict)  # by pass: why it has no CUDA graph
@@ -150,7 +151,7 @@ class Row:
         return None if times[0] is None or times[1] is None else times[0] / times[1]
 
     def memory_ratio(self, peer: str, pass_: str) -> float | None:
-        """Return the peer's peak memory divided by ours."""
+        """Return the peer's peak memory divided by ours; None if a peak is missing or ours is 0."""
         names = (peer, self.ours_beside(peer))
         both = [self.entries[name].memory.get(pass_) for name in names]
         return None if both[0] is None or not both[1] else both[0] / both[1]
@@ -161,7 +162,10 @@ class Row:
         return None if timing is None else timing.median_ms
 
     def teraflops(self, name: str, pass_: str) -> float | None:
-        """Return TFLOP/s of visible scores; None for a stack, which does more than attention."""
+        """Return TFLOP/s of visible scores; None if the pass was not timed.
+
+        None also for a stack, which does more than attention.
+        """
         time = self.milliseconds(name, pass_)
         if time is None or self.shape.layers > 1:
             return None
@@ -257,7 +261,7 @@ def collect_ratios(rows: Iterable[Row], peer: str, pass_: str) -> list[float]:
 
 
 def best_peer(row: Row, pass_: str) -> str | None:
-    """Return the fastest attention other than ours."""
+    """Return the name of the fastest peer other than COPY and PLAIN; None if none was timed."""
     times = {
         name: time
         for name in row.entries
@@ -270,7 +274,7 @@ def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
     """Divide our rates with documents of unequal lengths by our rates with equal lengths.
 
     Returns:
-        The row with unequal lengths, the pass and the ratio.
+        For each ratio: the row with unequal lengths, the pass and the ratio.
     """
 
     def are_held_together(unequal: Row, equal: Row) -> bool:
@@ -285,7 +289,7 @@ def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
     """Divide our rates with packed documents by our rates with the same documents as a batch.
 
     Returns:
-        The row with packed documents, the pass and the ratio.
+        For each ratio: the row with packed documents, the pass and the ratio.
     """
 
     def are_held_together(packed: Row, batch: Row) -> bool:
@@ -304,7 +308,7 @@ def _rate_ratios(
     """Divide our rate on each row by our rate on each row that is comparable with it.
 
     Returns:
-        The first row, the pass and the ratio.
+        For each ratio: the row whose rate is divided, the pass and the ratio.
     """
     timed = [row for row in rows if not row.eager]
     found = []
@@ -320,7 +324,7 @@ def _rate_ratios(
 
 
 def write_json(data: Mapping[str, Any], path: Path) -> None:
-    """Replace a file atomically, so that no reader sees a part of it."""
+    """Replace a file atomically, so that nobody reads a partly written file."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     os.replace(part, path)  # noqa: PTH105 - clearer than Path.replace

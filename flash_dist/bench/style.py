@@ -74,7 +74,7 @@ STYLE: Final[dict[str, Any]] = {
     "legend.frameon": False,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",  # keep text as text: small, searchable, in the reader's font
-    "svg.hashsalt": "flash_dist",  # equal results give equal files
+    "svg.hashsalt": "flash_dist",  # the same results give the same file
 }
 # matplotlib's default font, with which the widths of texts were measured. A reader without this
 # font gets one of the same width.

@@ -13,7 +13,7 @@ _TILE = 128  # rows of the largest tile
 _WAVES = 2  # tiles per multiprocessor that fill a GPU
 WHOLE = -1
 _P = 0.25  # fraction that dropout drops
-MOST_COLUMNS = 256  # largest head_dim with dropout; copied: kernels/dropout needs torch
+MOST_COLUMNS = 256  # largest head_dim with dropout; repeated here, as kernels/dropout needs torch
 _SMALL_SEQLEN = 384  # longest seqlen_q with a fast float64 reference on the CPU
 
 
@@ -121,7 +121,7 @@ class Kernels:
 
     @property
     def is_latent(self) -> bool:
-        """True if v is the first columns of k, as in MLA; k then has more columns."""
+        """True for latent keys (MLA), whose first columns are v: their head_dim exceeds others."""
         return self.head_dim > max(_CACHED_SIZES)
 
 
@@ -129,7 +129,7 @@ _SMALL = (
     _Shape("single", 1, 1, 1, 1, 1, causal=False),
     _Shape("odd", 2, 37, 53, 3, 3, causal=False),
     _Shape("off-tile", 1, 129, 193, 4, 2, causal=True),
-    _Shape("masked-rows", 1, 67, 41, 3, 1, causal=True),  # the first queries see no key
+    _Shape("masked-rows", 1, 67, 41, 3, 1, causal=True),  # the first queries have no visible key
     _Shape("one-query", 2, 1, 259, 4, 1, causal=True),
 )
 
@@ -177,7 +177,7 @@ _MASKED_LARGE = (
 _ALL_SCORES = "softcap alibi sinks"
 _SCORED_ROWS = _Shape("scored", 1, 67, 41, 3, 1, causal=True, scores=_ALL_SCORES)
 _SCORED = (
-    _SCORED_ROWS,  # some rows see only their sink
+    _SCORED_ROWS,  # some rows have a sink, but no visible keys
     _Shape("scored", 2, 150, 190, 4, 2, causal=True, scores="softcap"),
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, scores="alibi"),
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores=_ALL_SCORES),
@@ -201,7 +201,8 @@ _DROPPED = (
 )
 _DROPPED_LARGE = _Shape("dropped", 2, 1031, 1543, 16, 4, causal=True, dropout_p=_P)
 
-# Attention to a cache, forward only. The last case has key blocks split among thread blocks.
+# Attention to a cache, forward only. In the last large case, thread blocks split the key blocks of
+# a sequence.
 _CACHED_SIZES = (64, 128, 256, 384, 512)
 _CACHED = (
     _Shape("cached", 2, 1, 259, 8, 2, causal=False, page=WHOLE),
@@ -222,7 +223,8 @@ _MATCHED = (
 )
 _MATCHED_LARGE = _Shape("matched", 2, 2100, 2100, 16, 4, causal=True, matched=True)
 
-# The largest score of each head, which a separate kernel finds, or the forward of many queries.
+# Calls that return the largest score of each head. A separate kernel finds it, or the forward if
+# there are many queries.
 _MAX_LOGITS = (
     replace(_SMALL[2], max_logit=True),
     _Shape("wide", 1, 384, 330, 36, 4, causal=False, max_logit=True),
@@ -239,7 +241,7 @@ _LATENT_LARGE = (
     _Shape("latent", 20, 2, 1536, 64, 1, causal=True, page=64),
 )
 
-# The few shapes of unusual compiled sizes, and of head_dims that are padded to these sizes.
+# The few shapes of the compiled sizes that are not usual.
 _FEW = (
     _SMALL[2],
     _SMALL[3],
@@ -248,7 +250,7 @@ _FEW = (
     _BIASED_ROWS,
 )
 _FEW_ON_GPU = (_LARGE[2], _FIXED[-1], *_SCORED_LARGE, _MAX_LOGITS[0])
-_TAIL = 8  # columns by which a tail case is narrower than the compiled head_dim
+_TAIL = 8  # columns that a tail case has less than the compiled head_dim, to which it is padded
 
 
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
@@ -287,7 +289,7 @@ def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
 def _gpu_case(shape: _Shape, kernels: Kernels, sm_count: int) -> Case:
     if shape not in _LARGE:
         return _case(shape, kernels, fills_gpu=shape.seqlen_q > _SMALL_SEQLEN)
-    # The backward has the fewest blocks: one per key tile, kv head and batch entry.
+    # The backward has the fewest thread blocks: one per key tile, kv head and batch entry.
     tiles = -(-shape.seqlen_k // _TILE) * shape.num_heads_kv
     batch = max(1, -(-_WAVES * sm_count // tiles))
     return _case(replace(shape, batch=batch), kernels, fills_gpu=True)

@@ -44,7 +44,7 @@ class Inputs:
 
     @classmethod
     def make(cls, case: Case, device: torch.device) -> Inputs:
-        """Fill the tensors from the integer hash, each with its own seed."""
+        """Return inputs whose tensors are filled by an integer hash, each with another seed."""
         dtype = DTYPES[case.dtype]
         k = make_values(2, case.k_shape, dtype, device=device)
         v = make_values(3, case.v_shape, dtype, device=device)
@@ -58,7 +58,7 @@ class Inputs:
         )
 
     def describe_mask(self, case: Case) -> dict[str, Any]:
-        """Return a digest of the mask's plan; empty without a mask or for a band."""
+        """Return {"mask": digest of the mask's plan}; empty without a mask or for a band."""
         if self.mask is None or self.mask.band is not None:
             return {}
         sizes = (case.batch, case.num_heads_q, case.seqlen_q, case.seqlen_k)
@@ -119,7 +119,7 @@ class Inputs:
         return {**name_results(out, lse), MAX_LOGIT: max_logit}
 
     def _attend_to_cache(self, case: Case) -> Tensors:
-        """Call the function that reads a cache, with shuffled pages."""
+        """Call the function that reads a cache, with its pages in reverse order."""
         from ..attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415
         from ..attention.decoding.latent import flash_mla_with_kvcache  # noqa: PLC0415
 
@@ -166,7 +166,7 @@ def find_dropout(case: Case, device: torch.device) -> Dropout | None:
 
 
 def _name_arguments(scores: Scores) -> dict[str, Any]:
-    """Return score modifications as arguments that every attention function accepts."""
+    """Return score modifications except the bias, as arguments of each function that cases call."""
     return {
         "softcap": scores.softcap,
         "alibi_slopes": scores.alibi_slopes,

@@ -1,4 +1,4 @@
-"""Masks and score modifications of the cases, from the integer hash: equal on every machine."""
+"""Masks and score modifications of the cases, the same on every machine."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DTYPES: Final = {
 }
 
 _SEED: Final = 5
-_BLOCKS: Final = 16  # number of blocks; tokens of a block see each other
+_BLOCKS: Final = 16  # blocks of the block-causal mask; tokens of a block attend to each other
 _TILE: Final = 64
 SOFTCAP: Final = 3.0  # small, so that scores reach it
 _SINKS_SEED: Final = 6
 _SINKS: Final = 2.0  # largest sink
-_SLOPES: Final = 8  # number of ALiBi slopes, powers of two, exact on any machine
+_SLOPES: Final = 8  # number of different ALiBi slopes; powers of two, so exact on any machine
 _BIAS_SEED: Final = 7
 _BIAS: Final = 2.0  # largest bias
 
@@ -45,7 +45,7 @@ def make_mask(case: Case) -> BlockMask | None:
 def find_visible(case: Case) -> Tensor | None:
     """Return visible keys, bool [batch or 1, heads or 1, seqlen_q, seqlen_k].
 
-    Return None if the mask is only `causal`.
+    Return None if the case has neither documents nor a BlockMask: `causal` then says all.
     """
     if case.lengths:
         return _documents_apart(case.lengths, causal=case.causal)[None, None]
@@ -82,7 +82,7 @@ def _padding(case: Case) -> BlockMask:
 
 
 def _count_off(case: Case, parts: int) -> Iterator[Tensor]:
-    """Yield the number of each query's part, then of each key's part, of `parts` equal parts."""
+    """Cut queries, then keys, into `parts` parts; yield which part each token is in."""
     for seqlen in (case.seqlen_q, case.seqlen_k):
         yield torch.arange(seqlen, device="cpu") * parts // seqlen
 
@@ -101,7 +101,7 @@ def _prefix(case: Case) -> BlockMask:
 
 def _intervals(case: Case) -> BlockMask:
     ends = _numbers(2 * case.seqlen_q, case.seqlen_k + 1).view(2, case.seqlen_q)
-    # Some intervals end before they start, so that their queries see no key.
+    # Some intervals end before they start, so that their queries have no visible keys.
     return BlockMask.from_intervals(ends[0], ends[1], seqlen_k=case.seqlen_k)
 
 

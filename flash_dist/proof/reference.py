@@ -20,7 +20,7 @@ OF_SINKS = "dsinks"
 OF_BIAS = "dbias"
 MAX_LOGIT = "max_logit"
 
-_LSE_TOLERANCE = 1e-4  # float32 sums of up to a few thousand terms; scores err less
+_LSE_TOLERANCE = 1e-4  # for float32 sums of up to a few thousand terms; scores have smaller errors
 _SINGLE = 1e-4  # tolerance for float32 inputs, relative to the largest value
 _FLOOR = 1e-5  # lower bound, for cases where half precision happens to be exact
 _MARGIN = 2.0  # factor on the error of plain half precision
@@ -34,9 +34,9 @@ def name_results(*values: torch.Tensor | None) -> Tensors:
 
 
 def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) -> float:
-    """Return the allowed absolute error of a tensor: twice the error of plain half precision.
+    """Return the allowed absolute error of a tensor: twice that of plain half precision, plus 1e-5.
 
-    For float32 it is 1e-4 of the largest value instead.
+    For lse and max_logit it is 1e-4 instead, for other float32 tensors 1e-4 of the largest value.
 
     Args:
         name: The name of the tensor.
@@ -52,9 +52,9 @@ def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) ->
 
 
 def error_of_rounded_out(out: torch.Tensor, dout: torch.Tensor) -> float:
-    """Return the error of a sink's gradient that comes from the rounding of out in delta.
+    """Return an estimate of the error of a sink's gradient that rounding out causes, through delta.
 
-    The roundings are independent between elements and between rows, and of either sign.
+    It assumes that the rounding errors of elements and of rows are independent, with either sign.
 
     Args:
         out: In float64, [batch, seqlen_q, num_heads_q, head_dim_v].
@@ -83,7 +83,7 @@ def attend(  # noqa: PLR0913 - an attention problem
         dtype: float64 for the reference, the input's own for the baseline.
         visible: Visible keys, bool [batch or 1, heads or 1, seqlen_q, seqlen_k]; replaces `causal`.
         scores: Score modifications before the mask, and sinks.
-        dropout: Dropout of P.
+        dropout: Dropout of the softmax weights.
     """
     q, k, v, dout = tensors
     group = q.shape[2] // k.shape[2]

@@ -60,7 +60,7 @@ class AttentionCase(ToolkitCase):
         return inputs.describe_mask(self.case)
 
     def run(self, inputs: Inputs) -> Tensors:
-        """Run forward and backward once; for a cache only the forward."""
+        """Run forward and backward once; for a cache or max_logit only the forward."""
         return inputs.attend(self.attention, self.case)
 
     def compute_exact(self) -> Exact:
@@ -97,7 +97,10 @@ def choose_cases(
 def _find_size(
     role: str, sizes: Collection[tuple[int, ...]], head_dims: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Return the compiled size of a role that serves head_dims; for latent keys, only that size."""
+    """Return the smallest compiled size of a role for head_dims; None if there is none.
+
+    For latent keys it must be head_dims itself.
+    """
     if role.startswith(_LATENT):
         return head_dims if head_dims in sizes else None
     return smallest_size(sizes, head_dims)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Masked:
-    """The masked positions, bool [seqlen_q, seqlen_k], and whether any query sees no key."""
+    """The masked positions, bool [seqlen_q, seqlen_k], and whether a query has no visible key."""
 
     scores: torch.Tensor
     has_empty_row: bool
@@ -32,7 +32,13 @@ class Masked:
 
 
 def make_eager(problem: Problem) -> Attend:
-    """Return softmax(q @ k.T * scale) @ v with the scores in memory, in the inputs' dtype."""
+    """Return a function that computes softmax(q @ k.T * scale) @ v, with all scores in memory.
+
+    It computes in the dtype of the inputs.
+
+    Raises:
+        CannotRun: The problem has packed documents or dropout.
+    """
     shape = problem.shape
     if shape.documents:
         message = "eager attention does not support packed documents"
@@ -50,7 +56,7 @@ def attend_eagerly(
     group: int,
     scoring: Scoring = PLAIN,
 ) -> torch.Tensor:
-    """Compute attention of q, k and v, [batch, seqlen, heads, head_dim], and a bias."""
+    """Compute attention of q, k and v, [batch, seqlen, heads, head_dim], and a bias if given."""
     q, k, v = (x.transpose(1, 2) for x in inputs[:3])
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))

@@ -12,7 +12,7 @@ OURS_DETERMINISTIC: Final = OURS + DETERMINISTIC
 OWN: Final = (OURS, OURS_DETERMINISTIC)
 CUDNN_FLEX: Final = "cudnn-flex"
 PACKAGES: Final = ("fa4", "fa3", CUDNN_FLEX)  # their backward has a deterministic option
-COPY: Final = "copy"  # no attention: touches the same memory once
+COPY: Final = "copy"  # computes no attention: only copies its tensors, once
 PLAIN: Final = "plain"  # ours, without the score modification
 PEERS: Final = (
     "sdpa-flash",
@@ -91,7 +91,7 @@ def label_of(name: str) -> str:
 
 
 def is_deterministic(name: str) -> bool:
-    """Return whether the backward of a baseline promises equal bits on every run."""
+    """Return whether the backward of a baseline guarantees the same bits on every run."""
     return name in {OURS, PLAIN, "flex", COPY} or name.endswith(DETERMINISTIC)
 
 

@@ -2,7 +2,7 @@
 
 `fa4` is flash_attn.cute, `fa3` calls the kernels of flash_attn_3, `cudnn-flex` is the interval
 attention of cudnn-frontend. Their functions differ between releases. If the installed release lacks
-an argument, the call raises; arguments are never dropped.
+an argument for the mask, the scores or determinism, the baseline cannot run.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def _make_cudnn_flex(problem: Problem, *, deterministic: bool) -> Attend:
 def make_interval_ends(problem: Problem) -> Tensor:
     """Return the mask as cudnn-frontend takes it: [1, ends, total_q], int32.
 
-    Query i sees the keys [0, ends[0, i]) and [ends[1, i], ends[2, i]) of its own sequence.
+    ends is 1 or 3. Query i attends to the keys [0, ends[0, i]) of its own sequence, and with three
+    ends also to [ends[1, i], ends[2, i]).
 
     Raises:
         CannotRun: The mask is random.
@@ -148,7 +149,7 @@ def _is_there(module: str) -> bool:
 
 
 def _find_function(base: str, function: str) -> Callable[..., Any]:
-    """Import a function of a package; fall back to the operators of fa3."""
+    """Import a function of a package; for fa3, fall back to `attend_by_operators`."""
     try:
         module = importlib.import_module(_MODULES[base])
     except ImportError as error:

@@ -119,7 +119,7 @@ class Problem:
 
     @cached_property
     def random_mask(self) -> Tensor:
-        """Random mask [seqlen_q, seqlen_k] with equally many visible keys for each query."""
+        """Random mask [seqlen_q, seqlen_k] with the same number of visible keys for each query."""
         generator = torch.Generator("cpu").manual_seed(0)
         size = (self.shape.seqlen_q, self.shape.seqlen_k)
         scores = torch.rand(size, generator=generator, device="cpu")

@@ -1,6 +1,6 @@
 """Problems to measure, their masks and amount of work; needs no torch.
 
-Only visible pairs of query and key count as work.
+Only visible (query, key) pairs count as work.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ FACTORS: Final = {
 class Mask:
     """A mask, written and parsed as `window:128,0`.
 
-    Each query sees one interval of keys. With `random:50` each query sees a different random half
-    of the keys.
+    Each query attends to one interval of keys. With `random:50` each query attends to a different
+    random half of the keys.
     """
 
     kind: str
@@ -119,7 +119,7 @@ class Mask:
         return sum(high - low for low, high in self.intervals(seqlen_q, seqlen_k))
 
     def count_random(self, seqlen_k: int) -> int:
-        """Return the number of keys that each query of a random mask sees, at least one."""
+        """Return the number of visible keys of each query of a random mask, at least one."""
         return max(1, seqlen_k * self.numbers[0] // _ALL)
 
 
@@ -218,5 +218,5 @@ def _pairs(mask: Mask, seqlen_q: int, seqlen_k: int) -> int:
 
 
 def count_flops(shape: Shape, pass_: str) -> float:
-    """Return 2 * (head_dim + head_dim_v) per visible pair forward, 2.5 times that backward."""
+    """Return the FLOPs of a pass: 2 * (head_dim + head_dim_v) * FACTORS[pass_] per visible pair."""
     return 2.0 * (shape.head_dim + shape.head_dim_v) * visible_pairs(shape) * FACTORS[pass_]

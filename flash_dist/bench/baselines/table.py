@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make_attend(name: str, problem: Problem) -> Attend:
-    """Return a baseline's attention on [batch, seqlen, heads, head_dim], already compiled.
+    """Return a baseline's function from a problem's inputs to out.
 
     Raises:
         CannotRun: The baseline does not support the problem. Any other error means that the

@@ -25,7 +25,7 @@ class Baselines:
     def __init__(self, problem: Problem, names: tuple[str, ...]) -> None:
         self.problem = problem
         self.entries = {name: Entry(name) for name in names}
-        self.attends: dict[str, Attend] = {}  # baselines that have not failed
+        self.attends: dict[str, Attend] = {}  # by baseline: checked, and has not failed since
         self.findings: list[str] = []
         self.lost = ""  # why the GPU accepts no more work
 

@@ -107,7 +107,7 @@ def _is_runtime(name: str) -> bool:
 
 
 def compute_as(name: str, attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
-    """Return a baseline's out, dq, dk and dv, with deterministic mode if its name says so."""
+    """Return the result of `compute`, in torch's deterministic mode if the name says so."""
     found: list[tuple[Tensor, ...]] = []
     bind(name, lambda: found.append(compute(attend, problem)))()
     return found[0]

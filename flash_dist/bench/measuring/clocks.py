@@ -36,7 +36,7 @@ class Clock(Protocol):
     captures: bool  # true if runs can be captured in CUDA graphs
 
     def start(self, run: Run, *, cold: bool, cover_us: float) -> Milliseconds:
-        """Launch a run; its duration can be read after `wait`."""
+        """Launch a run; return a function that returns its duration, to be called after `wait`."""
 
     def mark(self) -> Mark:
         """Record the current moment."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Run = Callable[[], object]
     Timings = dict[str, Timing]
 
-GRAPHS_BELOW_MS: Final = 0.3  # shorter passes would mostly measure launches
+GRAPHS_BELOW_MS: Final = 0.3  # shorter passes are replayed as graphs, or launches would dominate
 _GRAPH_MS: Final = 1.0  # GPU time of a graph, long enough to hide gaps between graphs
 _MOST_REPEATS: Final = 64
 _PARAMETER_SCALE: Final = 0.02
@@ -35,7 +35,7 @@ _PARAMETER_SCALE: Final = 0.02
 
 @dataclass(frozen=True)
 class Pass:
-    """Times of one pass, for all baselines on a problem."""
+    """Measures the time of one pass, for all baselines on a problem."""
 
     name: str
     baselines: Baselines
@@ -77,7 +77,7 @@ class Pass:
         return make_run(name, self.baselines.attends[name], problem, self.name)
 
     def _find_short(self, runs: dict[str, Run]) -> dict[str, float]:
-        """Return a first time of each run if the fastest is short enough for graphs, else `{}`."""
+        """Return an estimate of each run's milliseconds; `{}` if the fastest needs no graph."""
         times: dict[str, float] = {}
         for name in tuple(runs):
             try:
@@ -177,7 +177,7 @@ def _make_checkpointed(attend: Attend, problem: Problem) -> Run:
 def _differentiate(out: torch.Tensor, problem: Problem, *, retain_graph: bool = False) -> object:
     return torch.autograd.grad(
         out, problem.inputs, problem.dout, retain_graph=retain_graph, allow_unused=True
-    )  # unused: `plain` has no bias
+    )  # allow_unused, because `plain` ignores the bias
 
 
 class Stack:

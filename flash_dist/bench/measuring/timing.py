@@ -98,8 +98,8 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
         clock: The clock of the device of the runs.
         seconds: Length of a loop. Each baseline has three loops.
         cold: Flush L2 before each run, and time the runs one by one.
-        repeats: By baseline, the number of attention calls in a run, which replays a graph; None if
-            runs are no graphs.
+        repeats: By baseline, the number of attention calls in a run that replays a graph; None if
+            runs replay no graphs.
         tell: Called with each baseline before it runs.
 
     Raises:
@@ -123,7 +123,7 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
 
 
 def _summarize(loops: list[Loop], found: Probe, repeats: int, *, graph: bool) -> Timing:
-    """Return the median over the loops of the mean time of one attention call."""
+    """Return the times of one attention call; median_ms is the median of the loops' means."""
     per_run = tuple(loop.divide(repeats) for loop in loops)
     means = [loop.mean_ms for loop in per_run]
     return Timing(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _NONE: Final = "-"
 _MEGA: Final = 1 << 20
-_MOST_ALONE: Final = 2  # with more peers than this, a column shows the fastest
+_MOST_ALONE: Final = 2  # with more peers than this, an extra column shows the fastest
 _GAP: Final = 2
 _LONG_TIME: Final = 100  # milliseconds; longer times get one decimal
 _SMALL_RATE: Final = 10  # TFLOP/s; lower rates get one decimal
@@ -61,7 +61,7 @@ def print_report(console: Console, report: Report) -> None:
 
 
 class Notes:
-    """Numbered reasons for missing values; equal reasons share a number."""
+    """Numbered reasons for missing values; a reason that occurs again keeps its number."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -142,7 +142,7 @@ def _name_rows(rows: Sequence[Row], pass_: str) -> tuple[str, list[str]]:
 def make_memory_tables(
     rows: Sequence[Row], pass_: str, names: Sequence[str], width: int
 ) -> list[Table]:
-    """Return the peak memory of each baseline."""
+    """Return the peak memory of each baseline, in as many tables as the terminal needs."""
     shown = [row for row in rows if not row.eager]
     columns = [("peak above the inputs, MiB", _name_rows(shown, pass_)[1])]
     for name in [name for name in names if name != COPY]:

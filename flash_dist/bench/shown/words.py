@@ -83,7 +83,7 @@ def describe_load(report: Report) -> Iterator[str]:
 
 
 def summarize(rows: Sequence[Row], pass_: str, peers: Sequence[str]) -> Iterator[str]:
-    """Yield a line per peer with the means of all rows and of each group, and the lowest ratio.
+    """Yield a line per peer: the mean ratio of all rows and of each group, and the lowest ratio.
 
     Further lines compare our rates on documents of unequal and equal lengths, and on packed and
     batched documents.
