@@ -50,9 +50,9 @@ SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)
 
 
 def is_symbolic(x: object) -> bool:
-    """Return whether torch.compile traces, or x is a fake tensor: it then has no address.
+    """Return whether torch.compile is tracing, or x is a fake tensor.
 
-    Its sizes may be symbolic.
+    x then has no address, and its sizes may be symbolic.
     """
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
@@ -100,14 +100,13 @@ def prepare_inputs(
 
 @lru_cache(maxsize=4096)
 def _check_once(tokens: int, names: Names, *fields: Any) -> bool:  # noqa: ANN401
-    """Check a combination of layouts, once each; return whether k or v has a heads_per_kv axis.
+    """Check a combination of layouts; return whether k or v has a heads_per_kv axis.
 
     Args:
         tokens: DENSE or PACKED.
         names: The caller's names of q, k and v.
-        fields: The fields of the layouts of q, k and v, one after the other. Most calls repeat the
-            layouts of an earlier call. Their lookup is faster by fields than by three Layouts,
-            which would have to be made first.
+        fields: The fields of the layouts of q, k and v, one after the other. They are the cache
+            key: most calls repeat the layouts of an earlier call, and then make no Layout.
 
     Raises:
         TypeError: A dtype is not supported.
@@ -169,7 +168,7 @@ def may_wait() -> bool:
 def may_look(q: Tensor) -> bool:
     """Return whether to check values: on the CPU, and on a GPU if FLASH_DIST_CHECK=1.
 
-    Values of fake tensors, in a trace or in a transform of torch.func are never checked.
+    Fake tensors have no values, and values in a trace or in a torch.func transform are not checked.
     """
     if is_symbolic(q) or is_traced() or is_transformed():
         return False
@@ -275,8 +274,8 @@ def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale"
 def to_float(number: Any) -> float:  # noqa: ANN401 - any real number
     """Return a real number of any type as a float; infinity if it is too large for a float.
 
-    NOTE: callers compare the result with bounds. numpy would round a bound to the type of its own
-    16-bit or 32-bit float, and warn.
+    NOTE: callers compare the result with bounds. A comparison with a 16-bit or 32-bit numpy float
+    would round the bound to that type, and warn.
     """
     try:
         return float(number)
@@ -308,7 +307,7 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
 def _read_sides(window_size: object) -> tuple[int, int] | None:
     """Return the sides of a window; None if they are not valid.
 
-    A side is -1 if it has no bound: if it is -1, None or more than MAX_SEQLEN.
+    A side without a bound (-1, None or more than MAX_SEQLEN) is returned as -1.
     """
     if isinstance(window_size, torch.Tensor) and window_size.dim() == 1:
         window_size = window_size.unbind()

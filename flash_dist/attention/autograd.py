@@ -1,4 +1,4 @@
-"""Attention with gradients; all public attention functions except those for a KV cache call it."""
+"""Attention with gradients, for all public functions but KV-cache and ring attention."""
 
 from __future__ import annotations
 

@@ -78,11 +78,11 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             [batch, seqlen_q, num_heads_kv, heads_per_kv, head_dim]; float16, bfloat16 (not on
             compute capability 7.5) or float32, on the CPU also float64. head_dim is at most 512, in
             float32 on a GPU and on compute capability 7.5 at most 256. On a GPU the head_dim axis
-            is contiguous, and all other strides are multiples of 16 bytes; a tensor whose address
-            is not is copied. If head_dim is not a multiple of 8, strides may be any: q, k and v are
-            copied and padded with columns of zeros. Under torch.autocast, q, k and v are cast to
-            its dtype. If the groups come first, [batch, seqlen_q, groups, num_heads_kv, head_dim],
-            pass `q.transpose(2, 3)`.
+            is contiguous, and all other strides are multiples of 16 bytes. If the address is no
+            multiple of 16 bytes, the tensor is copied. If head_dim is not a multiple of 8, strides
+            may be any: q, k and v are copied and padded with columns of zeros. Under
+            torch.autocast, q, k and v are cast to its dtype. If the groups come first, [batch,
+            seqlen_q, groups, num_heads_kv, head_dim], pass `q.transpose(2, 3)`.
         k: [batch, seqlen_k, num_heads_kv, head_dim], same dtype and device. num_heads_kv divides
             num_heads_q; query head h reads kv head h // (num_heads_q // num_heads_kv). May have a
             heads_per_kv axis before head_dim, expanded (stride 0). Its gradient then passes through

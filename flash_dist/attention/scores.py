@@ -75,8 +75,8 @@ def join_packed_bias(
 ) -> Scores:
     """Return score modifications with a bias, as in `flash_attn_varlen_func`.
 
-    The bias becomes a 4-D view without the queries and keys that no sequence can have: at most
-    max_seqlen and at most the number of tokens are left of each.
+    The bias becomes 4-D, cut to the queries and keys that a sequence can have: at most max_seqlen,
+    and at most the number of tokens, of each.
 
     Raises:
         TypeError: The bias is no tensor, or has an unsupported dtype.

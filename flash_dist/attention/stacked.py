@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-# Names for messages: q, k and v are checked under them before the called function checks its own.
+# Names in messages. The tensors are checked here with these names, before the called function
+# checks them with its own.
 _QKV: Final = Names(
     *("q of qkv", "k of qkv", "v of qkv"),
     *("cu_seqlens", "cu_seqlens", "max_seqlen", "max_seqlen"),

@@ -1,8 +1,8 @@
 """Attention under torch.func: grad, vjp, vmap, and transforms composed of them.
 
 These transforms need an autograd.Function with `setup_context`, which makes every call slower. So
-calls without transforms use another Function, see autograd.py. Under vmap, its axis becomes part of
-the batch, so one launch computes all entries.
+calls without transforms use another Function, see autograd.py. The vmapped axis becomes part of the
+batch, so one launch computes all its entries.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def require_no_gradients(name: str, **tensors: Tensor | None) -> None:
 
 
 def find_differentiated(**tensors: Tensor | None) -> str | None:
-    """Return the first name whose tensor autograd or torch.func differentiates by; None if none."""
+    """Return the name of the first tensor that autograd or torch.func tracks; None without one."""
     has_levels = forward_ad._current_level >= 0 or is_transformed()  # noqa: SLF001 - no public equivalent
     follows = torch.is_grad_enabled()
     if not (follows or has_levels):
@@ -95,7 +95,7 @@ def _has_tangent(x: Tensor | None) -> bool:
 
 
 def refuse_compilation() -> NoReturn:
-    """Raise TypeError: torch.compile of a transform supports no autograd formula of an operator."""
+    """Raise TypeError: torch.compile cannot trace a transform of operators that have gradients."""
     message = (  # torch.compile shows only the text of built-in exceptions
         "torch.compile must find no torch.func.grad, vjp or vmap around attention, got one"
         "\n\nhint: without fullgraph=True the code inside of it runs eagerly"
@@ -198,7 +198,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
-        """Raise an error: second derivatives are not supported, in forward mode either."""
+        """Raise an error: forward mode over the backward would be a second derivative."""
         refuse_second()
 
 

@@ -199,7 +199,7 @@ def _label_panels(figure: Any, axes: Any, lines: Lines) -> None:  # noqa: ANN401
 
 
 def _label_shapes(figure: Any, axis: Any, width: float, labels: list[str]) -> None:  # noqa: ANN401
-    """Write the shapes side by side: broken at spaces if that makes them fit, else upright."""
+    """Write the shapes side by side, broken at spaces; upright if a word alone is too wide."""
     room = (width - _BESIDE) / (len(labels) + 0.1) * 0.92
     measure = _measure(figure, _TICKS)
     upright = max(map(measure, " ".join(labels).split())) > room
@@ -210,7 +210,7 @@ def _label_shapes(figure: Any, axis: Any, width: float, labels: list[str]) -> No
 
 
 def _finish(figure: Any, names: tuple[str, ...], labels: list[str], said: list[str]) -> None:  # noqa: ANN401
-    """Write legend and caption; the figure grows if they need more room than the labels."""
+    """Write legend and caption; the figure grows if they are higher than _LABELS together."""
     width, height = figure.get_size_inches()
     lines = fill(said, width - 2 * _MARGIN, _measure(figure, TEXT))
     below = _MARGIN + len(lines) * TEXT * _LINE / 72

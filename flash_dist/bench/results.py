@@ -203,7 +203,7 @@ class Report:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """Faults: ours did not run, or results differ."""
+        """Faults: ours did not run, results differ, or the run was aborted."""
         found = [finding for row in self.rows for finding in row.findings]
         return (*dict.fromkeys(found), *([self.aborted] if self.aborted else []))
 

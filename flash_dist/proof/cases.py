@@ -96,7 +96,7 @@ class Case(_Shape):
 
 @dataclass(frozen=True, order=True)
 class Kernels:
-    """A compiled size of the kernels, which also serves smaller head_dims."""
+    """A compiled size of the kernels, which also compute smaller head_dims."""
 
     dtype: str
     head_dim: int
@@ -121,7 +121,7 @@ class Kernels:
 
     @property
     def is_latent(self) -> bool:
-        """True for latent keys (MLA), whose first columns are v: their head_dim exceeds others."""
+        """True for latent keys (MLA), whose first columns are v: their head_dim is the largest."""
         return self.head_dim > max(_CACHED_SIZES)
 
 
@@ -250,7 +250,7 @@ _FEW = (
     _BIASED_ROWS,
 )
 _FEW_ON_GPU = (_LARGE[2], _FIXED[-1], *_SCORED_LARGE, _MAX_LOGITS[0])
-_TAIL = 8  # columns that a tail case has less than the compiled head_dim, to which it is padded
+_TAIL = 8  # a tail case has this many columns less than the compiled head_dim, and is padded to it
 
 
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:

@@ -44,7 +44,7 @@ class Inputs:
 
     @classmethod
     def make(cls, case: Case, device: torch.device) -> Inputs:
-        """Return inputs whose tensors are filled by an integer hash, each with another seed."""
+        """Return inputs whose tensors are filled by an integer hash, each with a different seed."""
         dtype = DTYPES[case.dtype]
         k = make_values(2, case.k_shape, dtype, device=device)
         v = make_values(3, case.v_shape, dtype, device=device)

@@ -45,7 +45,7 @@ def make_mask(case: Case) -> BlockMask | None:
 def find_visible(case: Case) -> Tensor | None:
     """Return visible keys, bool [batch or 1, heads or 1, seqlen_q, seqlen_k].
 
-    Return None if the case has neither documents nor a BlockMask: `causal` then says all.
+    Return None if the case has neither documents nor a BlockMask: only `causal` then masks keys.
     """
     if case.lengths:
         return _documents_apart(case.lengths, causal=case.causal)[None, None]

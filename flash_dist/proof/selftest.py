@@ -64,7 +64,7 @@ class AttentionCase(ToolkitCase):
         return inputs.attend(self.attention, self.case)
 
     def compute_exact(self) -> Exact:
-        """Return the float64 results, and the errors that the dtype itself causes."""
+        """Return the float64 results, and the allowed error of each."""
         inputs = self.make_inputs(torch.device("cpu"))
         values = inputs.attend_exactly(self.case, torch.float64)
         baseline = inputs.attend_exactly(self.case, DTYPES[self.case.dtype])

@@ -56,8 +56,8 @@ FACTORS: Final = {
 class Mask:
     """A mask, written and parsed as `window:128,0`.
 
-    Each query attends to one interval of keys. With `random:50` each query attends to a different
-    random half of the keys.
+    Each query attends to one interval of keys. With `random:50` it attends to half of the keys
+    instead, chosen at random for each query.
     """
 
     kind: str

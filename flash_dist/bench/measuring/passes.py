@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Timings = dict[str, Timing]
 
 GRAPHS_BELOW_MS: Final = 0.3  # shorter passes are replayed as graphs, or launches would dominate
-_GRAPH_MS: Final = 1.0  # GPU time of a graph, long enough to hide gaps between graphs
+_GRAPH_MS: Final = 1.0  # GPU time of a graph, so long that gaps between graphs do not matter
 _MOST_REPEATS: Final = 64
 _PARAMETER_SCALE: Final = 0.02
 
@@ -56,7 +56,7 @@ class Pass:
         return self._time_graphs({name: short[name] for name in timings}), timings
 
     def _taking_part(self) -> tuple[str, ...]:
-        """Return the baselines that have not failed; the copy has only a forward and a backward."""
+        """Return the baselines that have not failed; the copy only for forward and backward."""
         entry = self.baselines.entries.get(COPY)
         copied = entry is not None and self.name in {"forward", "backward"} and not entry.reason
         return (*self.baselines.attends, *([COPY] if copied else []))

@@ -1,4 +1,4 @@
-"""Print measurements: one table per pass, and below them the reasons for missing values."""
+"""Print measurements: tables for each pass, and below them the reasons for missing values."""
 
 from __future__ import annotations
 

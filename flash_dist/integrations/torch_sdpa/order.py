@@ -33,12 +33,12 @@ def find_varlen() -> ModuleType:
 
 
 def is_known(varlen: ModuleType) -> bool:
-    """True if the choice of this torch version can be read and changed here."""
+    """Return whether this module knows how this version of torch chooses."""
     return any(hasattr(varlen, name) for name in (_SELECT, _ASK, _FIXED))
 
 
 def prefer(*, always: bool) -> None:
-    """Prefer flash to cuDNN: in every call, or only in deterministic mode."""
+    """Prefer flash to cuDNN: in every call if `always`, else only in deterministic mode."""
     _wishes["always"] = always
 
 
@@ -108,7 +108,7 @@ def _put_before_ask(torchs: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether flash, too, supports tensors that cuDNN supports: head_dim_v is head_dim."""
+    """Return whether flash supports tensors that cuDNN supports: only if head_dim_v is head_dim."""
     return query.shape[-1] == value.shape[-1]
 
 

@@ -149,7 +149,7 @@ def _find_call(
                 q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee, name=TORCH.q
             )
     except (TypeError, ValueError) as error:
-        return f"this call: {str(error).partition(', got')[0]}"  # each reason is logged: omit sizes
+        return f"this call: {str(error).partition(', got')[0]}"  # no sizes: each reason is logged
     found: Band | Own = mask if isinstance(mask, _OWN) else Band()
     if is_causal:
         found = _TOP_LEFT

@@ -70,8 +70,7 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         position_bias: Values that are added to the scores, as in T5. Differentiable.
         cache: Must be None.
         others: May contain cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
-            position_ids. Documents of position_ids are used only if the mask is a band, within
-            documents or not.
+            position_ids. Documents of position_ids are used only if the mask is a band.
 
     Raises:
         ValueError: The module requests something that has no kernel.
