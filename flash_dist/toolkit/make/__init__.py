@@ -1,1 +1,1 @@
-"""Builds wheels of CUDA kernels, and publishes them. No wheel contains this part of the toolkit."""
+"""Builds and publishes wheels of CUDA kernels. No project's wheel has this part of the toolkit."""

@@ -1,1 +1,1 @@
-"""Builds a wheel on this machine: the PEP 517 backend, plans, sets, sources."""
+"""Builds wheels and sdists on this machine: the PEP 517 backend, plans, packing."""

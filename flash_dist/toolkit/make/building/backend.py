@@ -41,11 +41,11 @@ BY_PIP: Final = "PIP_BUILD_TRACKER"  # a variable that pip sets for its builds
 
 
 class BackendError(KernelsError):
-    """The build backend does not build what was requested."""
+    """The build backend refuses a request, or lacks a package that it needs."""
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """Check the machine and the targets, then return the requirements for compiling."""
+    """Return the requirements for compiling; first check the machine, unless `unfinished`."""
     needed = load_requirements("backend")
     if _unfinished(config_settings):
         return needed
@@ -68,7 +68,7 @@ def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
 
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
-    """Return an editable wheel's requirements for `uv lock`; raise an error if pip asks."""
+    """Return an editable wheel's requirements for `uv lock`; end with an error if pip asks."""
     if BY_PIP in os.environ:  # otherwise pip first downloads the dependencies, including torch
         build_editable("", config_settings)
     return load_requirements("backend")
@@ -90,7 +90,7 @@ def build_editable(
 def prepare_metadata_for_build_wheel(
     metadata_directory: str, config_settings: Settings = None
 ) -> str:
-    """Write the wheel's metadata; nothing is compiled."""
+    """Write the wheel's metadata without compiling, and return the name of its folder."""
     labelled = _is_labelled(config_settings)
     with told_in_a_sentence():
         pack = _load_pack()
@@ -103,7 +103,7 @@ prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
-    """Pack the sources: equal sources give equal bytes."""
+    """Pack the sources into an sdist: the same sources give the same bytes."""
     from .sdist import normalise  # noqa: PLC0415 - only this hook needs it
 
     del config_settings
@@ -119,7 +119,7 @@ def build_wheel(
     config_settings: Settings = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Compile one wheel, set its platform tag, and audit it."""
+    """Compile one wheel; unless `unfinished`, set its platform tag and audit it."""
     del metadata_directory  # packing writes the metadata again
     if _unfinished(config_settings):
         return _pack(Path(wheel_directory), "bdist_wheel").name
@@ -130,14 +130,14 @@ def build_wheel(
 def _is_labelled(config_settings: Settings) -> bool:
     """Tell if the version of a wheel has the label of its arch set.
 
-    A wheel built from packed sources has the version of the sources: pip and `uv build` accept no
-    other version.
+    A finished wheel built from an sdist keeps the version of the sdist: pip and `uv build` accept
+    no other version.
     """
     return _unfinished(config_settings) or not (ROOT / "PKG-INFO").is_file()
 
 
 def _pack(target: Path, *words: str, labelled: bool = True) -> Path:
-    """Let setuptools make one file, and move the complete file to its folder."""
+    """Let setuptools make one file, and move it to `target` when it is complete."""
     pack = _load_pack()
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target) as folder:
@@ -147,10 +147,10 @@ def _pack(target: Path, *words: str, labelled: bool = True) -> Path:
 
 
 def _load_pack() -> Callable[..., object]:
-    """Import a module that needs the packages listed by `get_requires_for_build_wheel`.
+    """Import `pack`, which needs the packages that `get_requires_for_build_wheel` lists.
 
     Raises:
-        BackendError: The packages are not installed.
+        BackendError: One of these packages is not installed.
     """
     try:
         from .pack import pack  # noqa: PLC0415 - setuptools may be absent before get_requires
@@ -179,10 +179,10 @@ def _build_finished(target: Path, *, labelled: bool) -> Path:
 
 
 def settle_environment() -> None:
-    """Set the variables that the result depends on: time stamps, build folder and CUDA_HOME.
+    """Set the variables for time stamps, build folder and, if it is not set, CUDA_HOME.
 
     pip makes an isolated environment at another path for every build. Objects depend on the path of
-    nvcc, so the build folder keeps one nvcc for them.
+    nvcc, so CUDA_HOME is a copy of the toolkit that the build folder keeps.
     """
     os.environ["SOURCE_DATE_EPOCH"] = load_project().epoch
     os.environ[BUILD_FOLDER] = str(_objects_folder())
@@ -191,7 +191,7 @@ def settle_environment() -> None:
 
 
 def _list_headers() -> list[str]:
-    """Return the requirements for torch's headers."""
+    """Return the requirements for torch's headers: torch if the headers are nowhere else."""
     from ..toolchain.torch_headers import FOLDER, list_needed  # noqa: PLC0415 - needs a TOML reader
 
     return list_needed(_objects_folder() / FOLDER)

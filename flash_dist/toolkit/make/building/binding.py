@@ -53,7 +53,7 @@ class BindingError(KernelsError):
 
 @dataclass(frozen=True)
 class Mention:
-    """A header or C++ name that a source uses, with its first line there."""
+    """A header or C++ name that a file uses, with the line of its first use."""
 
     name: str
     line: int
@@ -61,7 +61,7 @@ class Mention:
 
 @dataclass(frozen=True)
 class Include(Mention):
-    """An included header, as written."""
+    """An included header; `name` is spelled as in the directive."""
 
     quoted: bool
 
@@ -83,10 +83,10 @@ class Include(Mention):
 
 @dataclass
 class Code:
-    """The headers, names and macros of a file; headers and names with their first line."""
+    """The headers and names that a file uses, and the macros that it defines."""
 
     includes: dict[tuple[str, bool], Include] = field(default_factory=dict)
-    names: dict[str, Mention] = field(default_factory=dict)  # types, and macros with arguments
+    names: dict[str, Mention] = field(default_factory=dict)  # torch types and registration macros
     defined: set[str] = field(default_factory=set)  # names of macros
 
     @property
@@ -101,7 +101,7 @@ class Problem:
 
     path: Path
     mention: Mention
-    source: Path  # the source to compile: this file, or a file that includes it
+    source: Path  # the source to compile: `path`, or a source that includes it
 
     def __str__(self) -> str:
         verb = "includes" if isinstance(self.mention, Include) else "has"
@@ -115,11 +115,11 @@ def require_stable(paths: Iterable[Path], include: Sequence[Path] = ()) -> str:
 
     Args:
         paths: C++ and CUDA files.
-        include: Include folders. Headers in them, and headers beside the including file,
-                are read as well.
+        include: Include folders. Included headers in them, or next to the including file, are
+                read as well.
 
     Returns:
-        A warning if no file registers operators; else an empty text.
+        A warning if there are files and none registers operators; else an empty text.
 
     Raises:
         BindingError: A source uses pybind11, ATen, c10 or another unstable part of torch.
@@ -151,7 +151,7 @@ def require_stable(paths: Iterable[Path], include: Sequence[Path] = ()) -> str:
 def _read_all(
     sources: Iterable[Path], include: Sequence[Path]
 ) -> Iterator[tuple[Path, Path, Code]]:
-    """Read each source, then the project's headers that it reaches, each file once."""
+    """Yield (path, source, code) of the sources and the headers that they reach, each file once."""
     seen: set[str] = set()
     for source in sources:
         todo = deque([source])
@@ -168,7 +168,7 @@ def _read_all(
 
 
 def _find_header(one: Include, path: Path, include: Sequence[Path]) -> Path | None:
-    """Return the project's file for an include; None for a file of another project."""
+    """Return the project's file that an include names; None if it is not of the project."""
     if one.is_stable or (one.is_unstable and not one.quoted):
         return None
     folders = [path.parent, *include] if one.quoted else include
@@ -190,7 +190,7 @@ def _is_stable(name: str) -> bool:
 
 
 def read_code(data: bytes) -> Code:
-    """Read the text of a source or header, in any encoding that contains ASCII."""
+    """Find what a source or header uses and defines; its encoding may be any that extends ASCII."""
     lines = SPLICE.split(data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n"))
     joins = list(accumulate(map(len, lines[:-1])))
     text = "".join(lines)

@@ -52,7 +52,7 @@ class FailedSet:
 
 @dataclass(frozen=True)
 class Builds:
-    """The results of the builds of all sets."""
+    """The results of building several sets."""
 
     built: tuple[BuiltWheel, ...]
     failed: tuple[FailedSet, ...] = ()
@@ -71,7 +71,7 @@ class Builds:
 
 
 def name_build(sets: Sequence[ArchSet]) -> str:
-    """Return the command that builds sets: by name if published, else by their targets."""
+    """Return the command that builds published sets by name, or another set by its targets."""
     session, published = sets[0].session, load_archsets(ARCHSETS)
     if any(one.name not in published for one in sets):
         return f"{VARIABLE}='{sets[0]}' nox -s {session}"
@@ -79,7 +79,7 @@ def name_build(sets: Sequence[ArchSet]) -> str:
 
 
 def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) -> Builds:
-    """Build every set despite failures; before each set, print the remaining time."""
+    """Build every set, even if another fails; announce each, with an estimate of the time left."""
     built: list[BuiltWheel] = []
     failed: list[FailedSet] = []
     begin = time.monotonic()
@@ -97,7 +97,7 @@ def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) 
 
 
 def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
-    """Estimate the time left from finished sets: a target is compiled only for its first set."""
+    """Estimate the time left, from the sets done; each target is compiled for one set only."""
     seen: set[object] = set()
     counts = []
     for one in sets:

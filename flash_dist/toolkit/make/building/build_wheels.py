@@ -46,7 +46,7 @@ def dist_folder(archset: ArchSet) -> Path:
 
 
 def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
-    """Replace the older wheel by a finished wheel; keep the older wheel if the disk is full."""
+    """Move a wheel into dist/ in place of the older wheel, which stays if the disk is full."""
     target = dist_folder(archset)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as folder:
@@ -59,7 +59,7 @@ def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
 
 
 def arch_environ(archset: ArchSet, *, published: bool) -> dict[str, str]:
-    """Return the variables that tell setup.py which set to build: its name or its targets."""
+    """Return the variables that tell the backend which set to build: its name or its targets."""
     return {NAMED: archset.name if published else "", VARIABLE: "" if published else str(archset)}
 
 
@@ -73,7 +73,7 @@ def _make_raw_wheel(
 
 
 def build_all(args: Sequence[str]) -> Builds:
-    """Build every chosen set, one after the other, from one build folder."""
+    """Build every chosen set, one after the other, in one build folder."""
     sets = load_archsets(ARCHSETS)
     choice = choose_sets(args, os.environ, sets, find_toolchain().cuda)
     print(choice, flush=True)
@@ -86,7 +86,7 @@ def build_all(args: Sequence[str]) -> Builds:
 
 
 def toolkit_environ(archset: ArchSet, environ: Mapping[str, str]) -> dict[str, str]:
-    """Point CUDA_HOME at the toolkit of a set, if a variable names a toolkit of this CUDA major."""
+    """Return the environment of a build; the variable of the CUDA major, if set, is CUDA_HOME."""
     home = environ.get(home_variable(archset.toolkit))
     return {**environ, "CUDA_HOME": home} if home else dict(environ)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SKIP_UNSUPPORTED = "--skip-unsupported"
 NAMED = f"{VARIABLES}ARCH_SET"  # the variable that names a published set
 VARIABLE = "TORCH_CUDA_ARCH_LIST"
-NATIVE = "native"  # value: the GPUs of this machine
+NATIVE = "native"  # value of TORCH_CUDA_ARCH_LIST: build for the GPUs of this machine
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each set with targets that lack kernels of other targets."""
+        """Sentences about the sets with plain targets that lack kernels of a suffixed target."""
         return tuple(note for one in self.sets if (note := describe_lacking(one)))
 
 
@@ -68,7 +68,7 @@ def choose_sets(
         require_supported(one, _compiling(one, toolkit), skip_unsupported=skip)
         for one in choice.sets
     ]
-    # A list from the environment is named after its targets. Rename it if targets were dropped.
+    # A set from the environment is named after its targets. Rename it if targets were dropped.
     sets = tuple(one if one.name in published else replace(one, name=one.label) for one in able)
     return Choice(sets, choice.reason)
 
@@ -88,7 +88,7 @@ def same_major(one: str, other: str) -> bool:
 
 
 def _compiling(archset: ArchSet, toolkit: str | None) -> str:
-    """Return the CUDA version that compiles a set; the set's own if the majors differ."""
+    """Return the CUDA version that compiles a set: `toolkit`, or the set's if the majors differ."""
     if toolkit is None or not same_major(archset.toolkit, toolkit):
         return archset.toolkit
     return toolkit
@@ -133,7 +133,7 @@ def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
 
 
 def describe_lacking(archset: ArchSet) -> str:
-    """Name the targets of a set without some kernels, because these are for other targets only."""
+    """Name the plain targets of a set that lack kernels of a suffixed target; empty if none."""
     return describe_plain(archset, load_project().own_targets) if can_read_toml() else ""
 
 
@@ -141,7 +141,7 @@ def list_of_gpus(own: tuple[Arch, ...], ask_driver: Callable[[], Cuda] = read_cu
     """Return the targets of this machine's GPUs, for `native`.
 
     Args:
-        own: Targets with a suffix that have kernels.
+        own: Targets with a suffix, which GPUs use instead of plain targets.
         ask_driver: Returns the GPUs.
     """
     cuda = ask_driver()

@@ -2,7 +2,8 @@
 
 setuptools reads `[project]` and `[tool.setuptools]` of pyproject.toml as usual. This module adds
 everything that depends on the arch set: version, dependencies, the libraries and the record of the
-build. A package that does not contain this toolkit gets a copy of its run-time half, `_toolkit`.
+build. A package that does not contain this toolkit gets a copy of the toolkit's run-time half, as
+`_toolkit`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def choose_metadata(*, sources: bool, labelled: bool = True) -> dict[str, Any]:
     The result has optional dependencies if `dynamic` of the project lists `optional-dependencies`.
 
     Args:
-        sources: Pack the sources.
+        sources: Return those of the sources.
         labelled: Add the label of the arch set to the version of a wheel.
     """
     project = load_project()
@@ -88,7 +89,7 @@ class BuildNative(build_ext):
     """Builds the libraries and the manifest in place of setuptools' extension."""
 
     def run(self) -> None:
-        """Compile the libraries, copy them into the package, and report failures in a sentence."""
+        """Compile the libraries and copy them into the package; end with a sentence on failure."""
         with told_in_a_sentence():
             self.compile()
 
@@ -126,7 +127,7 @@ class BuildModules(build_py):
     """Excludes the toolkit's modules that build wheels."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
-        """List the modules of a folder: package, name and path."""
+        """Return package, name and path of the modules of a folder that wheels contain."""
         found: list[tuple[str, str, str]] = super().find_package_modules(  # type: ignore[no-untyped-call]
             package, package_dir
         )
@@ -142,7 +143,7 @@ class WheelWithBill(bdist_wheel):
     """Tags the wheel, and adds the bill of materials, so that RECORD lists it like every file."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Return the tag, which names no Python: the libraries call only torch and CUDA."""
+        """Return a tag for every Python version: the libraries call only torch and CUDA."""
         return (*ANY_PYTHON, f"linux_{target_machine()}")
 
     def write_wheelfile(self, wheelfile_base: str, *args: str) -> None:
@@ -165,7 +166,7 @@ class SdistWithSources(sdist):
 
 
 def _list_sources() -> Iterator[str]:
-    """Yield the files that [tool.kernels] names, files known to git, and files of an sdist."""
+    """Yield the files that [tool.kernels] names, and files known to git or of an unpacked sdist."""
     if EMBEDDED:  # then MANIFEST.in lists everything
         return
     unpacked = [ROOT] if (ROOT / "PKG-INFO").is_file() else []
@@ -183,8 +184,8 @@ def pack(*words: str, labelled: bool = True) -> Distribution:
         words: The arguments, such as `bdist_wheel`.
         labelled: Add the label of the arch set to the version of a wheel.
 
-    Temporary files are in a private staging folder: it holds no deleted module of an earlier build,
-    and parallel builds do not share it.
+    Temporary files are in a private staging folder, so that no module that was deleted since an
+    earlier build is packed, and parallel builds do not collide.
     """
     with told_in_a_sentence():
         metadata = choose_metadata(sources="sdist" in words, labelled=labelled)

@@ -1,7 +1,7 @@
 """Decides the arch set and CUDA toolkit of one wheel before anything is downloaded.
 
 One variable names a published set, TORCH_CUDA_ARCH_LIST lists targets. If neither is set, the wheel
-is for the GPUs that are visible here, or for every GPU if none is visible.
+is for the GPUs that are visible here, or for the default set of pip if none is visible.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_
 
     Args:
         environ: Variables that may name toolkit and arch set.
-        ask_driver: Returns the GPUs, if no variable names targets.
+        ask_driver: Returns the GPUs; called if no variable names targets.
 
     Raises:
         KernelsError: The targets cannot be built here.
@@ -72,10 +72,11 @@ def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_
 
 
 def check_sources(plan: BuildPlan) -> BuildPlan:
-    """Check the sources before anything is compiled, and return the plan with warnings.
+    """Check the sources before anything is compiled, and return the plan with any warning added.
 
     Raises:
-        KernelsError: A file has no target of the set, or uses more than torch's stable ABI.
+        KernelsError: A file has no target of the set, a target has no file, or a file uses more
+            than torch's stable ABI.
     """
     project = load_project()
     project.require_targets(plan.archset)
@@ -86,7 +87,7 @@ def check_sources(plan: BuildPlan) -> BuildPlan:
 
 @cache
 def plan_this_build() -> BuildPlan:
-    """Make the plan of this process once: the hooks of the backend share it.
+    """Make the plan once per process: the hooks of the backend share it.
 
     Raises:
         KernelsError: The targets cannot be built here.
@@ -110,7 +111,7 @@ def run_preflight(environ: Mapping[str, str]) -> Preflight:
 def choose_targets(
     environ: Mapping[str, str], toolkit: str, ask_driver: Callable[[], Cuda]
 ) -> BuildPlan:
-    """Choose the arch set: named, listed, for the GPUs here, or for all GPUs."""
+    """Choose the arch set: named, listed, for the GPUs here, or the default set of pip."""
     published = load_archsets(ARCHSETS)
     names = environ.get(NAMED, "").split()
     if len(names) > 1:

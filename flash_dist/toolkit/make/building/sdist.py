@@ -1,7 +1,7 @@
 """Packs the sources into dist/PACKAGE-X.tar.gz, and checks the archive from a user's view.
 
-Packing the unpacked sources again must give equal bytes. The archive must hold exactly the files
-that git knows. An isolated environment must be able to make a wheel's metadata from the archive.
+Packing the unpacked sources again must give the same bytes. The archive must hold exactly the files
+that git knows. A build frontend must be able to make a wheel's metadata from the archive.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WHAT_IS_PACKED = (
 
 
 class SdistError(KernelsError):
-    """A user cannot build from the archive of the sources."""
+    """The sdist is incomplete, differs when packed again, or gives no wheel."""
 
 
 def normalise(path: Path, epoch: int) -> None:
@@ -87,7 +87,7 @@ def _file_name() -> str:
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
-    """Unpack an archive and return the tree."""
+    """Unpack an sdist into a folder, and return the tree of the sources."""
     with tarfile.open(sdist) as archive:
         if hasattr(tarfile, "data_filter"):  # absent in Debian 12's Python 3.11.2
             archive.extractall(folder, filter="data")
@@ -97,14 +97,14 @@ def unpack(sdist: Path, folder: Path) -> Path:
 
 
 def require_same_bytes(one: Path, other: Path) -> None:
-    """Check that two archives are equal."""
+    """Check that two sdists have the same bytes."""
     if one.read_bytes() != other.read_bytes():
         message = f"`{one.name}` packed from its own sources differs"
         raise SdistError(message, hint="MANIFEST.in leaves out what packing depends on")
 
 
 def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
-    """Check that the archive has exactly the files known to git whose names begin with no dot."""
+    """Check that an sdist has git's files except dotfiles, and no other but those of setuptools."""
     wanted = {name for name in tracked if not name.startswith(".")}
     found = {name for name in packed if not name.startswith(ADDED)}
     differences = [
@@ -153,13 +153,13 @@ def require_metadata(tree: Path) -> str:
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
-    """Return the sdist of this version; empty if it was not packed."""
+    """Return the sdist of this version; an empty list if it was not packed."""
     del artefacts
     path = dist / _file_name()
     return [Published(path)] if path.is_file() else []
 
 
-commands = no_commands  # users build the sdist, which no index has
+commands = no_commands  # no index lists the sdist: users build from the file
 
 
 def pack_and_check() -> str:

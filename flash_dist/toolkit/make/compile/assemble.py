@@ -1,9 +1,9 @@
 """Assembles the PTX of a wheel offline for every GPU that might compile it at run time.
 
 The build itself never assembles PTX, so only this step predicts the registers and spills of the
-driver's compiler. PTX is assembled for the GPU of its own number and for every newer published
-target without SASS in the build. For each target, only kernels with the shared-memory plan of its
-GPUs count.
+driver's compiler. PTX is assembled for the SASS target with its own number, and for every newer
+published target whose GPUs run no SASS of the build. At newer targets, a kernel counts only if its
+shared-memory plan is the largest that fits the target's GPUs.
 """
 
 from __future__ import annotations
@@ -58,9 +58,11 @@ def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
 
 
 def targets_of(ptx: Arch, published: Iterable[ArchSet], built: Iterable[Arch] = ()) -> list[Arch]:
-    """Return the SASS target with the number of the PTX, and newer targets of published sets.
+    """Return the SASS targets that a PTX target is assembled for.
 
-    Leave out newer targets whose GPUs run SASS of `built`, because these GPUs never use the PTX.
+    These are the target with the same number and, unless the PTX target has a suffix, the newer
+    targets of published sets. Newer targets whose GPUs run SASS of `built` are left out, because
+    these GPUs never use the PTX.
     """
     own = replace(ptx, ptx=False)
     if ptx.suffix:
@@ -76,7 +78,9 @@ def _runs_any(device: Device, sass: Iterable[Arch]) -> bool:
 
 
 def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]]) -> bool:
-    """Tell if a kernel has the largest shared-memory plan that fits the GPUs of a target.
+    """Tell if a target's GPUs use a kernel: its shared-memory plan is the largest that fits them.
+
+    Kernels of plain files have no plan, so they are always used.
 
     Args:
         symbol: The kernel.
@@ -96,7 +100,7 @@ def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]])
 
 
 class Assembler:
-    """Runs ptxas, and stores its output for each PTX text in `cache`."""
+    """Runs ptxas, and stores its output for each PTX text and target in `cache`."""
 
     def __init__(self, ptxas: str, version: str, cache: Path) -> None:
         self._ptxas = ptxas
@@ -109,7 +113,7 @@ class Assembler:
         return kept.read_text(encoding="utf-8") if kept.is_file() else None
 
     def run(self, ptx: Ptx, target: Arch) -> str:
-        """Return the output of `ptxas -v`."""
+        """Return the output of `ptxas -v`, from the cache if it is there."""
         known = self.recall(ptx, target)
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""Makes the manifest of a build from the output of the compilers and the library."""
+"""Makes the manifest of a build from its libraries and the output of the compilers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def list_files(package: Path) -> Iterator[str]:
     """Yield the files of a package, without libraries, build record and Python's caches.
 
     Raises:
-        ManifestError: The package has no module.
+        ManifestError: The package has no `__init__.py`.
     """
     found = [path.relative_to(package) for path in package.rglob("*") if path.is_file()]
     names = [path.as_posix() for path in found if "__pycache__" not in path.parts]
@@ -112,7 +112,7 @@ def hash_sources(root: Path = ROOT) -> str:
 
 
 def _list_sources(root: Path) -> dict[PurePosixPath, Path]:
-    """Return the project's and the toolkit's sources of the libraries by name."""
+    """Map the names of the libraries' sources, the project's and the toolkit's, to their paths."""
     product = PRODUCT_FILE if EMBEDDED else PYPROJECT
     places = [root / place.relative_to(ROOT) for place in (*load_project().compiled, product)]
     own = (NATIVE, TOOLKIT / "make" / "kernels")

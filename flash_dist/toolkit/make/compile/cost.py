@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 _OBJECT: Final = re.compile(
     r"CMakeFiles/(?P<target>(?:sm|compute)_\w+)\.dir/.*/(?P<stem>\w+)\.cu\.o"
 )
-# In a file name, the words and the head_dim after the family's name.
+# Start of the part of a file name that follows the family's name: a word such as a dtype, or d64.
 _VARIANT: Final = re.compile(rf"_(?:{'|'.join(FLOORS)}|d[0-9])")
 _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 
 
 class BuildLogError(KernelsError):
-    """There is no build log, or it is not a log of Ninja."""
+    """There is no build log, or a file is not a readable log of Ninja."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Cost:
 
 
 def find_logs(folder: Path) -> list[Path]:
-    """Return the logs below a build folder: of this machine's compiler and of containers.
+    """Return the logs of native builds and of builds in containers, below a build folder.
 
     Raises:
         BuildLogError: There is no log.

@@ -1,7 +1,7 @@
 """Compiler launcher: runs a compiler and stores ptxas's output for later checks.
 
 CMake puts this program before every compiler: `python gate.py [ccache] nvcc ... -o OBJECT`. The
-output of nvcc lies next to the object as OBJECT.ptxas.
+output of ptxas lies next to the object as OBJECT.ptxas.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NO_MEMORY: Final = re.compile(
     re.MULTILINE,
 )
 
-# Errors of nvcc and g++ for a name of both a namespace and something else.
+# Errors of nvcc and g++ if a namespace and something else have the same name.
 _TWICE: Final = ("has already been declared in the current scope", "redeclared as different kind")
 _NAMESPACE: Final = re.compile(r"#define KERNEL_NAMESPACE (\w+)")
 
 
 def main(command: list[str]) -> int:
-    """Run the command. Print the output of programs other than ptxas, and warnings of ptxas."""
+    """Run a compiler and return its status; of ptxas's output, print only warnings and errors."""
     done = subprocess.run(
         command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, check=False
     )

@@ -53,7 +53,7 @@ EVERY_PLAN: Final = f"{VARIABLES}EVERY_PLAN"
 
 
 class NativeBuildError(KernelsError):
-    """CMake or a compiler failed; its output is above."""
+    """CMake or a compiler failed, or a kernel spills; the details are printed before."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class NativeBuild:
     folder: Path
     variants: tuple[dict[str, Any], ...]  # variants.json joined with the library's own data
     fallbacks: Fallbacks
-    resources: tuple[KernelResources, ...]  # SASS, from the compilation
-    assembled: tuple[KernelResources, ...]  # PTX, from offline assembly
+    resources: tuple[KernelResources, ...]  # of SASS, from the compilation
+    assembled: tuple[KernelResources, ...]  # of PTX, from offline assembly
     compiled: int
     reused: int
 
-    plain: tuple[tuple[Plain, Path], ...] = ()  # files and their objects
+    plain: tuple[tuple[Plain, Path], ...] = ()  # plain files and their objects
 
     @property
     def libraries(self) -> tuple[Path, ...]:
-        """The compiled files of the package."""
+        """The paths of the libraries in the build folder."""
         return tuple(self.folder / name for name in PRODUCT.libraries)
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class NativeOptions:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of plain files."""
+        """The plain files, grouped by targets and flags."""
         return list_groups(self.project.plain, self.archset.archs)
 
     @property
@@ -103,12 +103,12 @@ class NativeOptions:
 
     @property
     def target(self) -> Target | None:
-        """The target CPU of a cross build."""
+        """The target CPU of a cross build; None for x86_64."""
         return TARGETS.get(self.archset.machine)
 
 
 def build_native(options: NativeOptions) -> NativeBuild:
-    """Configure, compile and link the library, and check its kernels."""
+    """Configure, compile and link the libraries, and check their kernels."""
     folder = options.folder
     hold(folder.with_name(f"{folder.name}.lock"))
     _configure(options, folder)
@@ -199,7 +199,7 @@ def _compile(options: NativeOptions, folder: Path) -> None:
 
 
 def explain_link(options: NativeOptions, folder: Path) -> None:
-    """Name the files that define the same symbol, if everything compiled but linking failed."""
+    """Raise an error that names files with the same symbol, if all compiled but linking failed."""
     objects = _list_objects(options, folder)
     if not all(one.path.is_file() for one in objects):
         return
@@ -213,7 +213,7 @@ def explain_link(options: NativeOptions, folder: Path) -> None:
 
 
 def shares_jobs(options: NativeOptions, ninja: tuple[int, ...]) -> bool:
-    """Tell if nvcc compiles the targets of a file in parallel on free cores.
+    """Tell if ninja and nvcc share a job server, so that nvcc uses free cores for a file's targets.
 
     Args:
         options: Options of the build.
@@ -229,7 +229,7 @@ def _list(paths: Iterable[Path]) -> str:
 
 
 def forget_moved(folder: Path, nvcc: str, sources: Path = NATIVE) -> None:
-    """Delete the build folder of another nvcc or source tree: CMake cannot change either."""
+    """Delete a build folder made for another nvcc or source tree: CMake cannot change either."""
     cache = folder / "CMakeCache.txt"
     if not cache.is_file():
         return
@@ -253,20 +253,20 @@ def _run(command: list[str], environ: Mapping[str, str] = os.environ) -> None:
 def _search_path() -> str:
     """Return the search path of programs.
 
-    NOTE: in an isolated build of pip, some programs are on PATH and others beside Python.
+    NOTE: in an isolated build of pip, some programs are on PATH and others next to Python.
     """
     return f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
 
 
 def ninja_version() -> tuple[int, ...]:
-    """Ask Ninja for the first two numbers of its version; none if it does not answer."""
+    """Ask Ninja for the first two numbers of its version; empty if it does not answer."""
     ninja = shutil.which("ninja", path=_search_path()) or "false"
     done = subprocess.run([ninja, "--version"], check=False, capture_output=True, text=True)
     return tuple(int(word) for word in done.stdout.split(".")[:2] if word.isdigit())
 
 
 def progress_line(ninja: tuple[int, ...]) -> str:
-    """Return Ninja's progress format, with the remaining time if Ninja (1.12) supports it."""
+    """Return Ninja's progress format, with the remaining time if Ninja is 1.12 or newer."""
     return "[%f/%t, %w, %W left] " if ninja >= (1, 12) else "[%f/%t, %e s] "
 
 
@@ -285,7 +285,7 @@ class Object(NamedTuple):
 def _list_objects(options: NativeOptions, folder: Path) -> list[Object]:
     """Return the objects to link: objects of the set's targets and of the host code.
 
-    The folder keeps objects of deleted sources; these are excluded.
+    The folder may have more: objects of deleted sources and of other sets.
     """
     archs = map(str, options.archset.archs)
     plain = (one.name for one in options.groups)
@@ -316,7 +316,8 @@ def require_no_spills(texts: Iterable[str], options: NativeOptions) -> None:
         options: Options of the build.
 
     Raises:
-        NativeBuildError: A kernel spills, and no exception allows it.
+        NativeBuildError: A kernel spills more than an exception allows, or has a warning that no
+            kernel may have.
     """
     project = options.project
     verdict = judge_spills(texts, load_exceptions(project.spills))
@@ -333,7 +334,7 @@ def require_no_spills(texts: Iterable[str], options: NativeOptions) -> None:
 
 
 def _without_kernel(unused: Iterable[str], options: NativeOptions) -> list[str]:
-    """Return the unused patterns that match no kernel of any set; none if kernels are unknown."""
+    """Return the unused patterns of no kernel in any set; empty if the set skips a plain file."""
     project, archset = options.project, options.archset
     if not all(one.archs_in(archset.archs) for one in project.plain):
         return []
@@ -359,7 +360,7 @@ def _read_variants(folder: Path, target: Target | None) -> Iterable[dict[str, An
 
 
 def _load_runtime(toolchain: Toolchain) -> None:
-    """Load the CUDA runtime for the library, whose own search path is not valid here."""
+    """Load the shared CUDA runtime, if the library needs it: its own search path fails here."""
     if has_shared_runtime(toolchain.cuda):
         for library in (toolchain.home / "lib64").glob("libcudart.so.*"):
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -374,7 +375,7 @@ def ask(path: Path, target: Target | None) -> list[dict[str, Any]]:
 
 
 def ask_library(path: Path) -> list[dict[str, Any]]:
-    """Ask a library for this CPU for its variants."""
+    """Ask a library that runs on this CPU for its variants."""
     library = ctypes.CDLL(str(path))
     ask = getattr(library, ASKED)
     ask.argtypes, ask.restype = [ctypes.c_char_p, ctypes.c_int64], ctypes.c_int64

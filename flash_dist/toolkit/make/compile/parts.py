@@ -72,7 +72,7 @@ def _static_runtime(folder: Path, version: str) -> Part:
 
 
 def find_cudart(folder: Path) -> Path:
-    """Find the archive that CMake linked."""
+    """Return the path of the `libcudart_static.a` that CMake linked."""
     cache = (folder / "CMakeCache.txt").read_text(encoding="utf-8")
     for line in cache.splitlines():
         name, _, value = line.partition("=")

@@ -5,7 +5,7 @@ stub in both, and the linker would keep only one, with the kernels of its target
 have their target in every name, so they can have one object per target.
 
 A file for five targets is one command of ninja. nvcc compiles the targets in parallel while ninja
-has no other command for the cores: both get their jobs from GNU make's jobserver.
+has no other command for the cores: both take tokens from one job server of GNU make's protocol.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _KNOWN: Final = "plain.json"
 _DIGITS: Final = 8
 NINJA: Final = (1, 13)  # first ninja that uses a job server, unless `-j` is given
 NVCC: Final = (13, 0)  # first nvcc with --jobserver
-_DEPTH: Final = "CMAKE_BUILD_PARALLEL_LEVEL"  # ninja reads `-j` from this variable
+_DEPTH: Final = "CMAKE_BUILD_PARALLEL_LEVEL"  # `cmake --build` passes it to ninja as `-j`
 
 
 @dataclass(frozen=True)
 class Group:
-    """Files that are compiled with the same flags."""
+    """Files that are compiled for the same targets with the same flags."""
 
     archs: tuple[Arch, ...]
     flags: tuple[str, ...]
@@ -47,13 +47,13 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The name of the group's object library, unique for the flags."""
+        """The name of the group's object library, unique to its targets and flags."""
         digest = hashlib.sha256("\0".join(self.flags).encode()).hexdigest()[:_DIGITS]
         archs = "_".join(map(str, self.archs))
         return f"plain-{archs}-{digest}" if self.flags else f"plain-{archs}"
 
     def to_cmake(self) -> str:
-        """Write the variables of the group.
+        """Return the CMake code that sets the sources and the flags of the group.
 
         NOTE: CMake drops repeated options, such as the second `-Xptxas` of two. So the flags of a
         file are one option, which CMake splits as a shell does.
@@ -64,7 +64,7 @@ class Group:
         return f"set({self.name}_SOURCES\n    {sources})\nset({self.name}_FLAGS {flags})\n"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the group as data for JSON."""
         return {
             "archs": [str(arch) for arch in self.archs],
             "flags": list(self.flags),
@@ -73,7 +73,7 @@ class Group:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Group:
-        """Read plain data; leave out files that no longer exist."""
+        """Read a group from `to_json`; leave out sources that no longer exist."""
         sources = tuple(path for path in map(Path, data["sources"]) if path.is_file())
         return cls(tuple(map(Arch.parse, data["archs"])), tuple(data["flags"]), sources)
 
@@ -84,7 +84,7 @@ def _quote(text: str) -> str:
 
 
 def list_groups(files: Iterable[Plain], archs: Sequence[Arch]) -> tuple[Group, ...]:
-    """Return the groups of the files of a package for the targets of a set."""
+    """Group a package's plain files by their targets, among those of a set, and by their flags."""
     found: defaultdict[tuple[tuple[Arch, ...], tuple[str, ...]], list[Path]] = defaultdict(list)
     for one in files:
         found[one.archs_in(archs), one.flags].append(one.path)
@@ -92,10 +92,10 @@ def list_groups(files: Iterable[Plain], archs: Sequence[Arch]) -> tuple[Group, .
 
 
 def write_groups(groups: Sequence[Group], folder: Path) -> Path:
-    """Write the file that CMake includes, and return it.
+    """Write `plain.cmake`, which CMake includes, and return its path.
 
-    Ninja deletes objects that its build file does not name. So the file keeps the groups of other
-    compiled sets, and the next set finds its objects.
+    Ninja deletes objects that its build file does not name. So `plain.cmake` keeps the groups of
+    other compiled sets, whose next build finds its objects.
     """
     known = {one.name: one for one in (*_read_known(folder / _KNOWN), *groups) if one.sources}
     linked = " ".join(one.name for one in groups)
@@ -107,7 +107,7 @@ def write_groups(groups: Sequence[Group], folder: Path) -> Path:
 
 
 def _read_known(path: Path) -> list[Group]:
-    """Return the groups of earlier sets; none if a build left the file unfinished."""
+    """Return the groups of earlier sets; empty if the file is absent or was left unfinished."""
     if not path.is_file():
         return []
     try:
@@ -137,6 +137,6 @@ def serve_jobs(jobs: int) -> Iterator[dict[str, str]]:
 
 
 def _folder() -> str:
-    """Return a temporary folder whose path has no blank: flags are split at blanks."""
+    """Return a folder for temporary files without a blank in its path: MAKEFLAGS splits there."""
     named = tempfile.gettempdir()
     return "/tmp" if named.split() != [named] else named  # noqa: S108 - the caller makes a folder in it

@@ -1,6 +1,7 @@
 """The bill of materials inside a wheel: `dist-info/sboms/PACKAGE.cdx.json` (PEP 770).
 
-Its format is CycloneDX 1.6. It is made only from `_build.json` and the bytes of the libraries.
+Its format is CycloneDX 1.6. It depends only on `_build.json`, the bytes of the libraries and
+SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def write_sbom(dist_info: Path, manifest: Manifest) -> None:
     """Add the bill of materials to a wheel before it is packed.
 
     Args:
-        dist_info: The wheel's folder of metadata; the package is beside it.
+        dist_info: The wheel's folder `.dist-info`; the package is next to it.
         manifest: The package's manifest.
     """
     root = dist_info.parent

@@ -26,7 +26,7 @@ _MANGLED: Final = re.compile(r"_Z[\w$.]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SpillException:
-    """An exception that lets some kernels spill."""
+    """An exception that lets some kernels spill up to `spill_bytes`."""
 
     symbol: str  # a pattern such as *_bwd_*_sm75
     spill_bytes: int
@@ -41,11 +41,11 @@ class SpillException:
 
 @dataclass(frozen=True)
 class SpillVerdict:
-    """The kernels that spill although no exception allows it; true if there is no such kernel."""
+    """The rejected kernels and warnings of a build; true if there are none."""
 
-    lines: tuple[str, ...]  # rejected kernels, each with its targets
-    spilling: int  # number of spilling kernels
-    unused: tuple[str, ...]  # patterns that match no kernel
+    lines: tuple[str, ...]  # one for each rejected kernel, with its targets, or warning
+    spilling: int  # number of rejected kernels
+    unused: tuple[str, ...]  # patterns of exceptions that match no kernel
     worst: str = ""  # a pattern for the kernel with the most spills
     most: int = 0  # spilled bytes of that kernel
 
@@ -110,7 +110,7 @@ def _describe(symbol: str, spills: Mapping[str, int], may: int) -> str:
 
 
 def _read(line: str) -> str:
-    """Replace the mangled names in a line by the names in the source."""
+    """Replace the mangled names in a line with the names in the source."""
     return _MANGLED.sub(lambda found: _name(found[0]), line.strip())
 
 

@@ -1,12 +1,12 @@
 """Checks the names that objects define, before or after they are linked.
 
-No two objects may define one mergeable symbol that mentions a kernel. A host template that is
+No two objects may define the same mergeable symbol that mentions a kernel. A host template that is
 instantiated for a kernel is a weak symbol, and a static variable inside the template is a unique
 symbol. If two targets shared a symbol, the linker would keep one, and the wrong variant would be
 launched or configured silently. So the target must be part of every such name.
 
-No two files of a library may define one function. Only compiled objects show this: a name depends
-on macros, conditions, namespaces, templates and the types of arguments.
+No two files of a library may define the same function. Only compiled objects show this: a name
+depends on macros, conditions, namespaces, templates and the types of arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MERGEABLE = frozenset("WVwvu")
-STRONG = frozenset("TDBR")  # types of symbols that a library may define only once
+STRONG = frozenset("TDBR")  # nm's types of symbols that a library may define only once
 _MOST_SHOWN = 3
 # Part of the name of nvcc's host function for a kernel. The kernel's name follows it.
 _STUB = "__device_stub_"
@@ -34,7 +34,7 @@ _CONFIG, _TARGET, _KERNEL = "Config", "TargetI", SYMBOLS
 
 
 class SymbolError(KernelsError):
-    """Objects that cannot be linked without mixing up targets."""
+    """Two objects define the same symbol, or nm cannot read an object."""
 
 
 def mentions_kernel(symbol: str) -> bool:
@@ -58,7 +58,7 @@ def find_shared(definitions: Iterable[tuple[str, str, str]]) -> dict[str, list[s
 
 
 def read_definitions(objects: Sequence[Path]) -> list[tuple[str, str, str]]:
-    """Ask nm for the definitions in the objects."""
+    """Ask nm for (object, symbol, type) of each definition in the objects."""
     command = ["nm", "--defined-only", "--format=posix", "--print-file-name", *map(str, objects)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -4,7 +4,7 @@
     OUT/linux-64/repodata.json  for clients; wheels for Arm are in OUT/linux-aarch64
     OUT/noarch/repodata.json    empty; clients request it
 
-Each package is read back and compared with its wheel. Equal wheels give equal bytes.
+Each package is read back and compared with its wheel. The same wheels give the same bytes.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..wheels.artefacts import Artefact
 
 CHANNEL: Final = "conda"  # folder in dist/ and in the package index
-_CHANGED: Final = (f".dist-info/{INSTALLER}", ".dist-info/RECORD")  # files that we write or change
+_CHANGED: Final = (f".dist-info/{INSTALLER}", ".dist-info/RECORD")  # files that packing changes
 
 
 def recipe_of(one: Artefact) -> Recipe:
@@ -108,7 +108,7 @@ def _compare_files(package: CondaContents, one: Artefact) -> Iterator[str]:
 
 
 def hash_wheel(path: Path) -> dict[str, PackedFile]:
-    """Hash the files of a wheel."""
+    """Return hash and size of each file of a wheel, by name."""
     with open_wheel(path) as wheel:
         files = {name: wheel.read(name) for name in wheel.names}
     return {

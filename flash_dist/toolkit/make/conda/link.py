@@ -1,4 +1,4 @@
-"""Puts the console script of a wheel into its conda package: `info/link.json`.
+"""Puts the console scripts of a wheel into its conda package: `info/link.json`.
 
 rattler-build's `assemble_package` has no argument for link.json, so the archive of the package's
 metadata is rewritten with one more member.
@@ -43,7 +43,7 @@ def _is_info(one: zipfile.ZipInfo) -> bool:
 
 
 def _add_to_info(packed: bytes, scripts: Sequence[str]) -> bytes:
-    """Return the archive with link.json at its end, with the time of the member before it."""
+    """Return the archive with link.json appended, dated like the member before it."""
     text, out = json.dumps(make_link(scripts), indent=2).encode(), io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(zstd.decompress(packed))) as old,

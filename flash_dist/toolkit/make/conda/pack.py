@@ -36,10 +36,10 @@ def write_channel(out: Path, artefacts: Sequence[Artefact], *, epoch: str) -> li
     Args:
         out: The folder, whose contents are deleted.
         artefacts: The wheels.
-        epoch: SOURCE_DATE_EPOCH: the time stamps in the packages.
+        epoch: SOURCE_DATE_EPOCH, the time stamp of everything in the packages.
 
     Returns:
-        The packages.
+        The paths of the packages.
 
     Raises:
         KernelsError: A wheel does not verify, or its package is wrong.
@@ -66,7 +66,7 @@ def _read_epoch(text: str) -> datetime:
 
 
 def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
-    """Write the package of one wheel into the folder of its platform."""
+    """Write the package of one wheel into the folder of its platform, and return its path."""
     recipe = recipe_of(one)
     path = channel / recipe.path
     if path.exists():
@@ -103,7 +103,7 @@ def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
 
 
 def stage_wheel(one: Artefact, stage: Path) -> list[Path]:
-    """Unpack a wheel as conda installs it, with conda as installer; return the licence files."""
+    """Unpack a wheel as conda installs it, with conda as INSTALLER; return the licence files."""
     site = stage / SITE
     with open_wheel(one.path) as wheel:
         (record,) = (name for name in wheel.names if name.endswith(".dist-info/RECORD"))

@@ -1,10 +1,10 @@
 """Conda metadata of a wheel: build string, dependencies, GPUs. Pure functions.
 
 The solver chooses the arch set. `__cuda_arch` (CEP 46) is the *lowest* compute capability of the
-machine, so a package can promise that this GPU is served and nothing about the other GPUs:
+machine, so a package can guarantee that this GPU is served, but nothing about the other GPUs:
 
-- Its range is derived from the targets that are really embedded, and ends where the code ends.
-- It is a constraint, not a dependency: clients that do not know `__cuda_arch` can install, too.
+- A package's range of `__cuda_arch` has the GPUs that run its embedded targets, and no others.
+- The range is a constraint, not a dependency: clients without `__cuda_arch` can install, too.
 - Where several packages fit, the highest build number wins. Sets that serve more GPUs have higher
   numbers. The pick of `archsets.json` serves every GPU that any set serves; its number is highest.
 """
@@ -51,7 +51,7 @@ class Recipe:
         return f"{self.subdir}/{PROJECT}-{self.version}-{self.build}.conda"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of index.json."""
+        """Return the fields of index.json that the solver reads."""
         return {
             "name": PROJECT,
             "version": self.version,
@@ -69,7 +69,7 @@ def make_recipe(one: Artefact, archsets: Mapping[str, ArchSet], pick: ArchSet) -
 
     Args:
         one: The wheel.
-        archsets: The published sets for CPUs of its kind.
+        archsets: The published sets for the wheel's kind of CPU.
         pick: The set for clients that do not choose.
 
     Raises:
@@ -85,9 +85,10 @@ def make_recipe(one: Artefact, archsets: Mapping[str, ArchSet], pick: ArchSet) -
 
 
 def rank_set(label: str, toolkit: str, archsets: Iterable[ArchSet], pick: ArchSet) -> int:
-    """Return the build number of a set: 1 and up, and 0 for a set that is not published.
+    """Return the build number of a set: from 1 on, and 0 for a set that is not published.
 
-    The pick comes first; then the set that serves more known GPUs; then the newer toolkit.
+    The pick has the highest number. Of two other sets, the one that serves more known GPUs has the
+    higher number, then the one with the newer toolkit.
     """
 
     def breadth(one: ArchSet) -> tuple[bool, int, tuple[int, int], str]:

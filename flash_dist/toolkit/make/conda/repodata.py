@@ -1,4 +1,4 @@
-"""Writes `repodata.json` of a folder of conda packages, which clients read first."""
+"""Writes `repodata.json`, the list of the conda packages in a folder, which clients read first."""
 
 from __future__ import annotations
 
