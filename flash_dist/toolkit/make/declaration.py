@@ -100,7 +100,7 @@ class Plain:
 
     @property
     def role(self) -> str:
-        """The name of the kernels of this file in reports."""
+        """The name of this file's kernels in reports."""
         return self.path.stem
 
     @property
@@ -115,7 +115,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Project:
-    """A package as declared by its table; every path is of an existing file."""
+    """A package as declared by its table; every path is an existing file or folder."""
 
     root: Path
     name: str  # the import package
@@ -139,7 +139,7 @@ class Project:
     hub_card: Path | None = None
 
     def wheel_version(self, toolkit: str, label: str) -> str:
-        """Return the version of one wheel: 0.1.0+cu130.hopper."""
+        """Return the version of one wheel, such as 0.1.0+cu130.hopper."""
         return f"{self.version}+cu{toolkit.replace('.', '')}.{label}"
 
     @property
@@ -185,10 +185,10 @@ class Project:
         return f"`{self.spills.relative_to(self.root).as_posix()}`"
 
     def require_targets(self, archset: ArchSet) -> None:
-        """Check that each file has a target of a set.
+        """Check that each file has a target of a set, and without a table each target has a file.
 
         Raises:
-            DeclarationError: A file has no target of the set, so the libraries would lack it.
+            DeclarationError: A file has no target of the set, or a target has no file.
         """
         for one in self.plain:
             if not one.archs_in(archset.archs):
@@ -207,7 +207,7 @@ class Project:
 
 
 def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
-    """Read a `pyproject.toml`.
+    """Read and check the declaration in a `pyproject.toml`.
 
     Args:
         data: The content of the file.
@@ -287,7 +287,7 @@ def _read_own(data: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
 def _require_package(
     name: str, own: Mapping[str, Any], data: Mapping[str, Any], root: Path, sets: object
 ) -> None:
-    """Check that the package and its modules exist, unless setuptools is told where they are."""
+    """Check the package's folder and modules, unless setuptools is told where they are."""
     setuptools = data["tool"].get("setuptools", {})
     if isinstance(setuptools, dict) and {"packages", "package-dir"} & setuptools.keys():
         return
@@ -326,7 +326,7 @@ def _require_flags(flags: tuple[str, ...]) -> None:
 
 
 def _read_spills(told: str | list[Any], root: Path) -> Path | tuple[Mapping[str, Any], ...]:
-    """Read the kernels that may spill: a file, or tables."""
+    """Check the list of kernels that may spill; return its file, or its tables."""
     needed = ("symbol", "spill_bytes", "reason")
     if isinstance(told, str):
         path = find_path(told, root, SPILLS_PLACE, (".toml", ".json"))
@@ -357,7 +357,7 @@ def _find_axes(own: Mapping[str, Any], root: Path) -> list[Any]:
 
 
 def _require_table(project: Project, axes: Axes, main_role: str) -> None:
-    """Check that kernels can be generated from a table of kernels."""
+    """Check the table of kernels, if there is one; no plain file may have the name of a role."""
     if project.table is None:
         return
     roles = read_table(project.table, axes, project.root, project.include)

@@ -334,7 +334,7 @@ def require_no_spills(texts: Iterable[str], options: NativeOptions) -> None:
 
 
 def _without_kernel(unused: Iterable[str], options: NativeOptions) -> list[str]:
-    """Return the unused patterns of no kernel in any set; empty if the set skips a plain file."""
+    """Return the patterns that match no kernel of any set; empty if the set skips a plain file."""
     project, archset = options.project, options.archset
     if not all(one.archs_in(archset.archs) for one in project.plain):
         return []

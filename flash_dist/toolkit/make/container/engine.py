@@ -21,7 +21,11 @@ class EngineError(KernelsError):
 
 
 def find_engine(environ: Mapping[str, str]) -> str | None:
-    """Return the engine that the user has named, or else the first that answers."""
+    """Return the engine that the user has named, or else the first that answers; None if none does.
+
+    Raises:
+        EngineError: The named engine is unknown or does not answer.
+    """
     named = environ.get(VARIABLE, "").partition(";")[0].removeprefix("name:").strip()
     if not named:
         return next((engine for engine in QUESTIONS if answers(engine, environ)), None)

@@ -1,7 +1,7 @@
 """Makes a local manylinux_2_28 image without an image registry; see `nox -s image`.
 
-Debian 11 has the oldest glibc (2.31) that Debian's mirrors still serve. Its g++ 10 needs no glibc
-newer than 2.28, which auditwheel checks for every wheel.
+Debian 11 has the oldest glibc (2.31) that Debian's mirrors still serve. Code from its g++ 10 needs
+no glibc newer than 2.28, which auditwheel checks for every wheel.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def require_root() -> None:
 
 
 def make_image(environ: Mapping[str, str]) -> None:
-    """Install the tools, unpack a root, compile Python in it."""
+    """Make the image: install the tools, unpack a Debian root, compile Python in it."""
     _install_tools()
     with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}image-", dir=_fast_folder()) as name:
         folder = Path(name)
@@ -99,7 +99,7 @@ def make_image(environ: Mapping[str, str]) -> None:
 
 
 def _fast_folder() -> str | None:
-    """Return a tmpfs with room for the root, because dpkg syncs every file that it unpacks."""
+    """Return a tmpfs with room for the root, else None: dpkg syncs every file that it unpacks."""
     folder = Path("/dev/shm")  # noqa: S108  # its contents lie in a fresh private folder
     if folder.is_dir() and shutil.disk_usage(folder).free > MIN_MEMORY_DISK:
         return str(folder)
@@ -124,7 +124,7 @@ def _import_base(tar: Path, environ: Mapping[str, str]) -> None:
 
 
 def _fetch_python(folder: Path, target: Path) -> None:
-    """Take CPython's own tarball from Debian's source package; apt checks its signature."""
+    """Download CPython's tarball as part of Debian's source package; apt checks its signature."""
     for part in ("state/lists/partial", "cache/archives/partial"):
         (folder / part).mkdir(parents=True)
     sources = folder / "sources.list"

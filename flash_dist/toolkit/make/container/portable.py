@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ...targets.archs import ArchSet
 
 IMAGE = "CIBW_MANYLINUX_X86_64_IMAGE"
-HOST = "/host"  # path of the whole machine in cibuildwheel's container
+HOST = "/host"  # where cibuildwheel's container mounts the root folder of this machine
 CACHE = ROOT / "build" / "container"
 UNCHANGED = "unchanged, so not built again"
 HINT = (
@@ -76,7 +76,7 @@ def digest_inputs(tree: Path, image: str, environ: Mapping[str, str]) -> str:
 
 
 def find_unchanged(note: Path, inputs: str, folder: Path) -> Path | None:
-    """Return the wheel in a folder if it was made from these inputs and is unchanged."""
+    """Return the recorded wheel if its inputs were the same and its file is unchanged, else None."""
     try:
         made = Note(**json.loads(note.read_text(encoding="utf-8")))
         wheel = folder / made.name
@@ -96,7 +96,7 @@ def note_wheel(note: Path, inputs: str, wheel: Path) -> None:
 def cibuildwheel_environ(
     archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
 ) -> dict[str, str]:
-    """Return the environment of one run; `settings.PASSED` lists the container's variables."""
+    """Return cibuildwheel's environment; the container gets the variables of `settings.PASSED`."""
     project = load_project()
     image = image_of(environ)
     chosen = {
@@ -134,7 +134,7 @@ def image_of(environ: Mapping[str, str]) -> str:
 
 
 def audit_command(archset: ArchSet) -> str:
-    """Return cibuildwheel's audit step: our checks, with the options from outside the container."""
+    """Return the command of cibuildwheel's audit step: our checks, run outside the container."""
     budget = ["--budget", str(archset.budget_bytes)] if archset.budget_bytes else []
     command = [sys.executable, "-m", f"{MAKE}.wheels.gates", "--archs", str(archset), "--platform"]
     platform = platform_of(archset.machine)
@@ -144,7 +144,7 @@ def audit_command(archset: ArchSet) -> str:
 def build_wheel(
     archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
 ) -> BuiltWheel:
-    """Let cibuildwheel build, repair, audit and test one wheel, unless it exists."""
+    """Let cibuildwheel build, repair, audit and test one wheel, unless it exists unchanged."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
         tree, output = Path(name) / NAME, Path(name) / "wheels"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PYTHON: Final = "cp311"  # one Python builds wheels for all Pythons
-PROJECT: Final = "/project"  # cibuildwheel's folder for the tree
+PROJECT: Final = "/project"  # where cibuildwheel puts the tree in the container
 TESTED_TORCH: Final = name_variable(NAME)
 # The variables that enter the container.
 PASSED: Final = (
@@ -58,8 +58,8 @@ GROUP: Final = "test"  # the dependency group of the project's tests
 
 
 def cibuildwheel_settings() -> dict[str, str]:
-    """Return the settings that are equal on every machine and for every arch set."""
-    # Releases are built here: no object comes from a cache, whatever the image has.
+    """Return the settings that are the same on every machine and for every arch set."""
+    # Releases are built with these settings: no object may come from a ccache of the image.
     environ = {"CUDA_HOME": str(HOME), STATIC_STDCXX: "ON", "CCACHE_DISABLE": "1"}
     if not EMBEDDED:
         environ["PYTHONPATH"] = f"{PROJECT}/{PLACE.parent.as_posix()}"
@@ -76,13 +76,13 @@ def cibuildwheel_settings() -> dict[str, str]:
         "CIBW_REPAIR_WHEEL_COMMAND": (
             f"python -m {MAKE}.wheels.repair --plat {MANYLINUX} {{wheel}} {{dest_dir}}"
         ),
-        "CIBW_AUDIT_REQUIRES": "",  # the session that starts cibuildwheel has the tools
+        "CIBW_AUDIT_REQUIRES": "",  # the session that starts cibuildwheel has them
         **_test_settings(),
     }
 
 
 def _test_settings() -> dict[str, str]:
-    """Return the test step: import, doctor, and the project's tests."""
+    """Return the settings of the test step: import, doctor, and the project's tests."""
     # Module name of the toolkit in the wheel.
     toolkit = f"{NAME}.{TOOLKIT.name if EMBEDDED else COPY}"
     program = f"python {_of_toolkit(TOOLKIT / 'make' / 'container' / 'smoke_test.py')}"

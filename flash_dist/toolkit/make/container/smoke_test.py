@@ -1,11 +1,11 @@
 """Tests a wheel in the container, where glibc is old: cibuildwheel's test step.
 
 With each torch that a variable names, the test loads the operators and asks doctor about GPUs that
-are not here: all that the wheel was built for, and one GPU that it was not built for. Then the
-project's tests run: pytest for a folder, Python for a file.
+are not here: those of every target of the wheel and, unless the wheel is for 7.5, one with 7.5,
+which doctor must reject. Then the project's tests run: pytest for a folder, Python for a file.
 
-The script uses only the standard library, because it runs beside the wheel. The script reads two
-parts of the sources: the tests, and the hashes of the packages that torch needs.
+The script uses only the standard library, because its environment has only the wheel. The script
+reads two parts of the sources: the tests, and the hashes of the packages that torch needs.
 
     python smoke_test.py PACKAGE --prepare              installs the first torch
     python smoke_test.py PACKAGE TOOLKIT [TEST ...]     tests the wheel; TOOLKIT is a module of it
@@ -37,12 +37,12 @@ FIRST = 75  # the oldest GPU that CUDA 13 supports
 
 
 def name_variable(package: str) -> str:
-    """Return the variable that lists releases of torch."""
+    """Return the name of the variable that lists releases of torch."""
     return f"{package.upper()}_TEST_TORCH"
 
 
 def install(version: str) -> None:
-    """Install one release of torch, such as 2.10 or 2.10.1; keep the installed wheel."""
+    """Install a release of torch, such as 2.10.1, or the newest 2.10.x for 2.10."""
     pattern = f"torch=={version}" if version.count(".") > 1 else f"torch=={version}.*"
     install = ["uv", "pip", "install", "--quiet"]
     subprocess.run([*install, "--require-hashes", "--requirement", BESIDE], check=True)
@@ -50,13 +50,13 @@ def install(version: str) -> None:
 
 
 def ask(code: str) -> str:
-    """Run Python in a folder without a source tree."""
+    """Run code in a new Python process, and return its output."""
     command = [sys.executable, "-c", code]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def expected(toolkit: str) -> dict[str, bool]:
-    """Return compute capabilities; the value is True if doctor must find code for it."""
+    """Map compute capabilities to True if doctor must find code for them, else to False."""
     targets = json.loads(ask(TARGETS.format(toolkit=toolkit)))
     served = {f"{number // 10}.{number % 10}": True for number, _ in targets}
     oldest = min(number for number, _ in targets)
@@ -84,7 +84,7 @@ def judge(toolkit: str) -> None:
 
 
 def run_test(path: Path) -> None:
-    """Run the tests of a folder, or the text of a program, outside the sources."""
+    """Run pytest on a folder, or the text of a file as a program that imports no sources."""
     if path.is_dir():
         words = ["-m", "pytest", "--import-mode=importlib", "-p", "no:cacheprovider", str(path)]
     else:

@@ -31,7 +31,7 @@ _COMPILED: Final = (".so", ".pyc", ".pyo")
 
 
 def copy_project(tree: Path) -> None:
-    """Copy the files of the project with their times, by which Ninja detects changes."""
+    """Copy the project's files with their modification times, by which Ninja detects changes."""
     for path in list_project():
         target = tree / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def add_toolkit(tree: Path) -> None:
 
 
 def list_project() -> list[Path]:
-    """Return the files of the project, including ignored files that its table names."""
+    """Return the files of the project, including ignored files that its table or wheels need."""
     project = load_project()
     known = list_known(ROOT)
     files = list_files(ROOT) if known is None else known
@@ -71,6 +71,6 @@ def list_known(root: Path) -> list[Path] | None:
 
 
 def _is_source(path: Path) -> bool:
-    """Tell if a path is a file, or a link, that no build has written."""
+    """Tell if a path is a file or an unbroken link, and not a compiled file."""
     there = path.is_file() or (path.is_symlink() and path.exists())
     return there and path.suffix not in _COMPILED and "__pycache__" not in path.parts

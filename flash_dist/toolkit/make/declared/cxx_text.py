@@ -1,7 +1,7 @@
 """Reads C++ and CUDA as text: blanks out all but the code, and finds kernels with C names.
 
 The name of a C++ function in an object follows from its namespaces and the types of its arguments.
-The compiler knows these, so `compile.symbols` compares such names.
+Only the compiler knows these, so `compile.symbols` compares such names in objects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME: Final = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 
 
 def blank_out(text: str) -> str:
-    """Replace comments, and the contents of literals except `"C"`, by as many blanks."""
+    """Replace comments, and the contents of literals except `"C"`, with as many blanks."""
     return _NO_CODE.sub(_blank, text)
 
 
@@ -48,8 +48,8 @@ def _blank(found: re.Match[str]) -> str:
 def find_c_kernels(text: str) -> Iterator[str]:
     """Yield the names of kernels that are defined `extern "C"`.
 
-    Kernels in conditional blocks, in anonymous namespaces and with names of macros are left out:
-    such kernels may not exist, or may have another name.
+    Kernels in conditional blocks or anonymous namespaces, and kernels that a macro may name, are
+    left out: such kernels may not exist, or may have another name.
     """
     code = blank_out(SPLICE.sub("", text))
     macros = set(_MACRO.findall(code))
@@ -94,7 +94,7 @@ def _find_definition(code: str) -> Iterator[str]:
     if name is None:
         return
     rest = code[_end_of(code, name.end(), "(", ")") :]
-    if re.match(r"[^;{}(]*\{", rest):  # `NAME(scale)(...)`: a macro makes the name
+    if re.match(r"[^;{}(]*\{", rest):  # not `NAME(scale)(...)`, named by a macro
         yield name[1]
 
 

@@ -91,10 +91,10 @@ def read_table(path: Path, axes: Axes, root: Path, include: Iterable[Path]) -> t
         path: The file.
         axes: The declared axes.
         root: The folder of the project.
-        include: Folders that have its headers.
+        include: Folders that #include searches for the headers of its families.
 
     Raises:
-        DeclarationError: The file describes no valid kernel.
+        DeclarationError: The file is not a valid table of kernels.
     """
     name = path.relative_to(root).as_posix()
     where = f"`{name}`"
@@ -127,7 +127,7 @@ def read_table(path: Path, axes: Axes, root: Path, include: Iterable[Path]) -> t
 
 
 def require_main_role(role: str, roles: Collection[str]) -> None:
-    """Check that a table has a role.
+    """Check that a table has the main role; an empty text names none.
 
     Raises:
         DeclarationError: The table does not have the role.
@@ -203,7 +203,7 @@ def _list_kernels(
 
 
 def _read_row(row: Mapping[str, Any], axes: Axes, where: str) -> Iterator[tuple[str, int]]:
-    """Yield the names and values of a row; also check the constants of the axis `last`."""
+    """Yield the names and values of a row, without the axis `last`; check its constants, too."""
     numbers = dict(row)
     last = numbers.pop(axes.last, {}) if axes.last else {}
     if not isinstance(last, dict):

@@ -43,7 +43,8 @@ def find_paths(
         suffixes: Allowed suffixes of the files; `FOLDERS` for folders.
 
     Raises:
-        DeclarationError: A name or pattern matches nothing, or a path of another kind.
+        DeclarationError: A name or pattern matches nothing, or a path that is of another kind,
+            cannot be read or is outside of the project.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
@@ -63,7 +64,7 @@ def find_path(name: str, root: Path, where: str, suffixes: tuple[str, ...]) -> P
 
 
 def _expand(pattern: str, root: Path, where: str) -> list[Path]:
-    """Return the matches of a pattern; excluded folders may not be named directly either."""
+    """Return the matches of a pattern; raise if all are excluded, or a folder is named that is."""
     parts = Path(pattern).parts
     if Path(pattern).is_absolute() or ".." in parts:
         message = f"{where} must name files by paths in the project, got {spell(pattern)}"
@@ -110,12 +111,12 @@ def _is_environment(folder: Path) -> bool:
 
 
 def list_files(root: Path) -> Iterator[Path]:
-    """Yield the files of a project, except those that patterns exclude."""
+    """Yield the files of a project, except those that patterns never match."""
     return (path for path in _walk(root) if not path.is_dir())
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yield the folders and files of a project, except those that patterns exclude."""
+    """Yield the folders and files of a project, except those that patterns never match."""
     for place, folders, files in os.walk(root):
         here = Path(place)
         folders[:] = sorted(one for one in folders if not _leave_out(here / one, root))
@@ -124,7 +125,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _near(pattern: str, root: Path) -> str:
-    """Suggest the file that a path may have meant."""
+    """Return a hint with the existing path that is most like a wrong pattern."""
     suffix = Path(pattern).suffix
     paths = (path.relative_to(root).as_posix() for path in islice(_walk(root), _MOST_NAMES))
     names = [name for name in paths if not suffix or name.endswith(suffix)]
@@ -178,7 +179,7 @@ def _require_readable(path: Path, root: Path, where: str) -> None:
 
 
 def _find_leaving(path: Path, root: Path) -> Iterator[Path]:
-    """Yield links that leave the project: the path itself, or a link below it."""
+    """Yield the paths that links lead out of the project: the path itself, or one below it."""
     real = root.resolve()
     if not path.resolve().is_relative_to(real):
         yield path

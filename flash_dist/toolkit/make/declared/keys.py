@@ -313,7 +313,7 @@ def read_toml_file(path: Path, name: str) -> dict[str, Any]:
 
 
 def read_json_file(path: Path, name: str) -> dict[str, Any]:
-    """Read a JSON file with an object.
+    """Read a JSON file that contains an object.
 
     Args:
         path: The file.

@@ -39,7 +39,7 @@ def require_commands(package: Path) -> None:
     """Check that a package's commands run, even if torch is absent or broken.
 
     Raises:
-        DeclarationError: The package has no commands, or importing it imports torch.
+        DeclarationError: The package has no `__main__.py`, or importing it imports torch.
     """
     name = package.name
     if not (package / "__main__.py").is_file():
@@ -127,9 +127,10 @@ class _Import(NamedTuple):
 
 
 def find_import(wanted: str, package: Path, module: str = "__init__") -> Place | None:
-    """Return the line that imports the package `wanted` when `module` is imported; None if none.
+    """Return the line that imports `wanted` when `module` of a package is imported, else None.
 
-    Imports in functions, below `if TYPE_CHECKING:` and in a `try:` that may fail do not count.
+    Imports in functions, below `if TYPE_CHECKING:` and in a `try:` that catches a failed import do
+    not count.
     """
     todo, seen = [package / f"{module}.py"], set[str]()
     while todo:

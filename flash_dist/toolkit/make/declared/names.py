@@ -1,4 +1,4 @@
-"""Rejects package names that have another meaning, or resemble the name of an installed package."""
+"""Rejects package names that Python, C++, torch or CUDA uses; finds similar installed names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DISTRIBUTION: Final = "fatwheel"  # name of the toolkit's own distribution
 COPY: Final = "_toolkit"  # folder with the toolkit's copy in wheels
 
 _PROJECT: Final = re.compile("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-# Names that a package cannot have, by their owner.
+# Names that a package cannot have, by what already uses them.
 _TAKEN: Final = {
     "a word of C++": """
         alignas alignof and and_eq asm assert auto bitand bitor bool break case catch char char16_t
@@ -50,7 +50,7 @@ _TAKEN: Final = {
 
 
 def find_owner(name: str) -> str:
-    """Describe another owner of a name; return an empty text if the name is free."""
+    """Describe what already uses a name; return an empty text if the name is free."""
     if name in sys.stdlib_module_names or keyword.iskeyword(name):
         return "a word or module of Python"
     return next((owner for owner, names in _TAKEN.items() if name in names.split()), "")
@@ -60,7 +60,7 @@ def read_name(own: Mapping[str, Any], project: Mapping[str, Any]) -> str:
     """Return the import package of a project.
 
     Raises:
-        DeclarationError: The project has no name, or a name with another meaning.
+        DeclarationError: The name is missing, invalid or already used, or `package` differs.
     """
     told = project.get("name")
     if not (isinstance(told, str) and _PROJECT.fullmatch(told)):
@@ -83,10 +83,10 @@ def read_name(own: Mapping[str, Any], project: Mapping[str, Any]) -> str:
 
 
 def require_namespace(own: Mapping[str, Any]) -> None:
-    """Check that a namespace has no other meaning.
+    """Check that `namespace` is not a name that Python, C++, torch or CUDA already uses.
 
     Raises:
-        DeclarationError: The namespace has another meaning.
+        DeclarationError: The name is already used.
     """
     name = str(own.get("namespace", ""))
     owner = find_owner(name) if name else ""
@@ -96,7 +96,7 @@ def require_namespace(own: Mapping[str, Any]) -> None:
 
 
 def find_neighbours(name: str, folders: Sequence[str] | None = None) -> list[str]:
-    """Return the toolkit's installed packages whose name is a prefix of `name`, or vice versa.
+    """Return installed packages with a toolkit whose name and `_` begin `name`, or vice versa.
 
     The symbols of `my_norms` begin with `my_`, like the symbols of `my`.
 
@@ -111,7 +111,7 @@ def find_neighbours(name: str, folders: Sequence[str] | None = None) -> list[str
 
 
 def is_importable(name: str) -> bool:
-    """Tell if Python finds a module of this name."""
+    """Tell if Python finds a module of this name, or fails in the search."""
     try:
         return find_spec(name) is not None
     except (ImportError, ValueError):

@@ -16,7 +16,7 @@ _DYNAMIC: Final = ("version", "dependencies")
 _ADDED: Final = ("optional-dependencies", "gui-scripts")
 _LICENSES: Final = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "AUTHORS*")
 
-OLDEST_TORCH: Final = (2, 10)  # its stable ABI is the one of native/CMakeLists.txt
+OLDEST_TORCH: Final = (2, 10)  # native/CMakeLists.txt compiles for its stable ABI
 
 
 def read_project(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,7 +98,7 @@ def find_licenses(project: Mapping[str, Any], root: Path) -> list[str]:
 
 
 def require_releases(own: Mapping[str, Any]) -> None:
-    """Check that `torch_min` is new enough, and that `torch_tested_max` is not older."""
+    """Check that `torch_min` is new enough, and that `torch_tested_max` is not older than it."""
     oldest = _parse_release(own["torch_min"])
     if oldest < OLDEST_TORCH:
         least = ".".join(map(str, OLDEST_TORCH))
@@ -116,7 +116,7 @@ def _parse_release(text: str) -> tuple[int, ...]:
 
 
 def read_dependencies(told: Iterable[str]) -> Iterator[str]:
-    """Yield requirements other than torch."""
+    """Yield the declared requirements; raise if one is invalid, or is torch."""
     where = f"`dependencies` of {PLACE}"
     for text in told:
         name = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", text)

@@ -42,7 +42,7 @@ _RAISE: Final = "raise `toolkit`, or leave the target out"
 
 
 def read_sets(own: Mapping[str, Any], root: Path) -> Path | Mapping[str, Any]:
-    """Return the sets of a table: a file, or the equivalent content.
+    """Return the arch sets of a table: the path of a JSON file, or the content of such a file.
 
     Raises:
         DeclarationError: A set cannot be compiled, or two sets get wheels of the same version.
@@ -64,10 +64,10 @@ def read_sets(own: Mapping[str, Any], root: Path) -> Path | Mapping[str, Any]:
 
 
 def load_sets(source: Path | Mapping[str, Any]) -> tuple[ArchSet, ...]:
-    """Read the sets, which must be compilable and have different versions.
+    """Read the sets, which must be compilable and get wheels of different versions.
 
     Raises:
-        DeclarationError: A set cannot be compiled, or two sets have one version.
+        DeclarationError: A set cannot be compiled, or two sets get wheels of the same version.
     """
     try:
         found = tuple(load_archsets(source).values())
@@ -91,7 +91,7 @@ def load_sets(source: Path | Mapping[str, Any]) -> tuple[ArchSet, ...]:
 
 
 def read_targets(texts: Iterable[str], where: str) -> tuple[Arch, ...]:
-    """Read a list of targets, each once and in order.
+    """Read a list of targets, and return them sorted, each once.
 
     Raises:
         DeclarationError: A target is unknown.
@@ -160,7 +160,7 @@ def _complete(name: str, told: object, own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield for each CPU the default set of pip and conda: the set that serves most GPUs."""
+    """Yield for each CPU the default set of all clients: the set that serves the most targets."""
     archs = {name: ArchSet.parse(one["archs"], name=name).archs for name, one in tables.items()}
     devices = {arch.device for every in archs.values() for arch in every if not arch.ptx}
     machines = {name: str(one.get("machine", DEFAULT_MACHINE)) for name, one in tables.items()}
@@ -174,7 +174,7 @@ def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str
 
 
 def describe_gaps(source: Path | Mapping[str, Any]) -> Iterator[str]:
-    """Say for each CPU why an index could have no default set."""
+    """Yield, for each CPU without a valid default set, the reason: no index can be made then."""
     for machine in dict.fromkeys(one.machine for one in load_archsets(source).values()):
         gap = _describe_gap(source, machine)
         if gap:
