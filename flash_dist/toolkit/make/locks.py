@@ -4,7 +4,7 @@
 one version each, with the hashes of its wheels for the Pythons and CPUs below. With
 `--require-hashes`, an installer accepts only these packages with these bytes. If a version has no
 wheel, the hash is that of its sources. The files of groups that build and publish are in `locks/`
-beside this module, the files of the package's own sessions are in `ci/locks/`. The file of a group
+next to this module, the files of the package's own sessions are in `ci/locks/`. The file of a group
 that is locked for the first time is in `ci/locks/`.
 
 No file has torch: local builds of it have other hashes and need other packages. torch is installed
@@ -41,7 +41,7 @@ RENEW: Final = "`nox -s lock_requirements` locks all groups again"
 INDEX: Final = "https://pypi.org/simple"
 # Groups that need another Python than the other groups.
 PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}
-# Installed into a separate folder or machine: their versions need not agree with other groups.
+# Groups for a separate folder or machine: their versions need not agree with other groups.
 ALONE: Final = ("image_oldest", "nvcc", "nvcc_aarch64", "nvcc12", "ptxas12")
 _MARK: Final = "#: "  # prefix of each requirement that a file was made from
 
@@ -63,7 +63,7 @@ def lock_path(group: str) -> Path:
 
 
 def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return an installer's arguments for groups and their requirements: files with hashes.
+    """Return an installer's arguments that install groups from their lock files, by hash.
 
     Raises:
         LockError: A group has changed since it was locked.
@@ -81,9 +81,10 @@ def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def constraints(*groups: str) -> str:
-    """Return UV_CONSTRAINT with these groups' hashes, for packages that uv installs by itself.
+    """Return UV_CONSTRAINT: the lock files of groups whose packages uv installs for a build.
 
-    pip checks no hash of a constraint; uv checks the hashes of all packages that it installs.
+    It is empty where the hashes do not cover this Python. uv checks the hashes of constraints for
+    all packages that it installs; pip checks none of them.
     """
     return " ".join(str(lock_path(name)) for name in groups) if is_covered() else ""
 
@@ -133,7 +134,7 @@ def compile_locks(groups: Mapping[str, Sequence[str | Mapping[str, str]]]) -> di
 
 
 def _mark_newer(wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield the requirements that share versions; a marker names the Python of a newer group."""
+    """Yield the requirements that share versions; markers limit those that need a newer Python."""
     for name, requirements in wanted.items():
         for one in () if name in ALONE else requirements:
             newer = f"python_version >= '{PYTHONS[name]}'" if name in PYTHONS else ""

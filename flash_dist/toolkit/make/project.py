@@ -1,6 +1,6 @@
 """The project to build: its folder, its declaration, and the paths that its tools write.
 
-The toolkit is a folder of the package that it builds, or is installed by itself and builds the
+The toolkit is a folder of the package that it builds, or is installed stand-alone and builds the
 project in the current folder.
 """
 
@@ -38,9 +38,9 @@ def _find_package() -> Path:
 
 
 PACKAGE: Final = _find_package()
-NATIVE: Final = TOOLKIT / "native"  # C++ of any kernel library
+NATIVE: Final = TOOLKIT / "native"  # C++ sources that all kernel libraries share
 MAKE: Final = str(__package__)  # import name of the package of this file
-# Files of the toolkit that build wheels, or its own distribution. No package's wheel has them.
+# Files of the toolkit that build wheels or describe its distribution. No project's wheel has them.
 NOT_INSTALLED: Final = tuple(
     TOOLKIT / name
     for name in (
@@ -70,7 +70,7 @@ def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find_installed(package: Path, toolkit: Path | None = None) -> list[Path]:
-    """Return the files of a package that its wheel contains, without the modules that build wheels.
+    """Return the Python and data files of a package, without the modules that build wheels.
 
     Args:
         package: The folder.
@@ -93,12 +93,12 @@ def list_below(*places: Path) -> Iterator[Path]:
 
 
 def stage_toolkit(folder: Path) -> Path:
-    """Copy a toolkit that is installed by itself to a fixed path for the next build.
+    """Copy a stand-alone toolkit to a fixed path in the build folder, and return that path.
 
-    Python imports it from there, without other packages of the original folder.
+    Python imports the toolkit from there, without the packages that are installed next to it.
 
-    Objects depend on the toolkit's path, and every isolated environment has another path. Equal
-    files keep their time, so that compiled objects stay valid.
+    Objects depend on the toolkit's path, and every isolated environment has another path. Unchanged
+    files keep their modification time, so that compiled objects stay valid.
     """
     staged = folder / "toolkit" / FOLDER
     for path in sorted(TOOLKIT.rglob("*")):
@@ -193,12 +193,12 @@ def load_requirements(group: str, path: Path = GROUPS) -> list[str]:
 
 
 def report_path(label: str) -> Path:
-    """Return the file with a build's counts of kernels and objects, which end the log."""
+    """Return the path of a build's report, a line of counts that ends the log of the build."""
     return build_folder() / "reports" / f"{label}.txt"
 
 
 def read_report(label: str, folder: Path | None = None) -> str:
-    """Read the report on a set, here or in the build folder of a container."""
+    """Read the report on a set, in `folder` or by default in this process's build folder."""
     path = report_path(label) if folder is None else folder / "reports" / f"{label}.txt"
     return path.read_text(encoding="utf-8").strip()
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_requirements() -> list[str]:
-    """Return the toolkit, the compilers for machines like this one, and the wheels' dependencies.
+    """Return requirements: the toolkit, compilers for this kind of machine, wheels' dependencies.
 
     Raises:
         KernelsError: There is no project here, or the project cannot be built on such a machine.

@@ -101,7 +101,7 @@ def require_new(name: str) -> None:
 
 
 def write_project(name: str, folder: Path) -> list[Path]:
-    """Write the files of a project, and return them.
+    """Write the files of a project, and return their paths.
 
     Raises:
         UsageError: The name is invalid, or the folder exists.

@@ -67,7 +67,7 @@ def session_of(function: Session | None = None, /, **options: Any) -> Any:
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups of pyproject.toml, by hash; torch comes last and without hash."""
+    """Install dependency groups: locked ones by hash, then torch and others without hashes."""
     distinct = dict.fromkeys(BESIDE if name == UNLOCKED else name for name in groups)
     own = [] if EMBEDDED else [name for name in distinct if name not in load_groups(own=False)]
     unlocked = [*own, *({UNLOCKED} & set(groups))]
@@ -88,7 +88,7 @@ def _read_groups(session: nox.Session, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def words_of(session: nox.Session, *groups: str) -> list[str]:
-    """Return the installer's arguments for groups: files with hashes."""
+    """Return the installer's arguments for groups: lock files, or requirements if none apply."""
     if not is_covered():
         session.log(f"{NOT_COVERED}: installed without hashes")
         return list(nox.project.dependency_groups({_KEY: GROUPS}, *groups))
@@ -103,7 +103,7 @@ def install_wheel(session: nox.Session, wheel: str | Path) -> None:
 
 
 def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) -> None:
-    """Install groups and a wheel; use the machine's torch, but not the pytest plugins beside it."""
+    """Install groups and a wheel; use the machine's torch, but not its environment's plugins."""
     see_torch(session)
     install(session, *groups)
     install_wheel(session, wheel)
@@ -111,7 +111,7 @@ def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) 
 
 
 def see_torch(session: nox.Session) -> None:
-    """Let a session import torch, and the packages beside it, from nox's Python.
+    """Let a session import torch, and the packages next to it, from nox's Python.
 
     Write a .pth file, because packages of a virtual environment are invisible to other
     environments. System packages need no such file.
@@ -218,7 +218,7 @@ def run_preflight(
 
 
 def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
-    """Return the CUDA version in CUDA_HOME, and check that some set needs its major."""
+    """Return CUDA_HOME's release, or None if it is not set; raise if no set needs its major."""
     home = named_home(environ)
     if home is None:
         return None
@@ -229,9 +229,9 @@ def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
 
 
 def install_toolchain(session: nox.Session, *names: str) -> None:
-    """Install the compilers for these arch sets; also nvcc, unless CUDA_HOME names a toolkit.
+    """Install what builds these arch sets; also each CUDA toolkit that is not the one of CUDA_HOME.
 
-    All sessions share one nvcc: the objects of a build folder depend on its path.
+    All sessions share one nvcc per CUDA version: the objects of a build folder depend on its path.
     """
     found = run_preflight(session, *names)
     install(session, "build", "audit")
@@ -262,7 +262,7 @@ def foreign_options(session: nox.Session, target: Target) -> tuple[str, ...]:
 
 
 def copy_tree(session: nox.Session, tree: Path) -> None:
-    """Copy the files of the project to a new tree, as a commit that is equal each time."""
+    """Copy the files of the project to a new tree, and commit them: each time the same commit."""
     shutil.rmtree(tree, ignore_errors=True)
     copy_project(tree)
     day = f"@{load_project().source_date_epoch} +0000"
@@ -318,7 +318,7 @@ def share_links() -> None:
 
 
 def write_channel(session: nox.Session, row: Row) -> None:
-    """Write a channel into dist/; first install the packages that it packs into a folder."""
+    """Write a channel into dist/; the packages that it packs are first installed into a folder."""
     install(session, *row.groups)
     words = []
     if row.packed:

@@ -76,7 +76,7 @@ def digest_inputs(tree: Path, image: str, environ: Mapping[str, str]) -> str:
 
 
 def find_unchanged(note: Path, inputs: str, folder: Path) -> Path | None:
-    """Return the recorded wheel if its inputs were the same and its file is unchanged, else None."""
+    """Return the recorded wheel if neither its inputs nor its file have changed, else None."""
     try:
         made = Note(**json.loads(note.read_text(encoding="utf-8")))
         wheel = folder / made.name

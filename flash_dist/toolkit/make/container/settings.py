@@ -76,7 +76,7 @@ def cibuildwheel_settings() -> dict[str, str]:
         "CIBW_REPAIR_WHEEL_COMMAND": (
             f"python -m {MAKE}.wheels.repair --plat {MANYLINUX} {{wheel}} {{dest_dir}}"
         ),
-        "CIBW_AUDIT_REQUIRES": "",  # the session that starts cibuildwheel has them
+        "CIBW_AUDIT_REQUIRES": "",  # the session that starts cibuildwheel has the audit's tools
         **_test_settings(),
     }
 

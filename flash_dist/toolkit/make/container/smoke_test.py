@@ -4,8 +4,9 @@ With each torch that a variable names, the test loads the operators and asks doc
 are not here: those of every target of the wheel and, unless the wheel is for 7.5, one with 7.5,
 which doctor must reject. Then the project's tests run: pytest for a folder, Python for a file.
 
-The script uses only the standard library, because its environment has only the wheel. The script
-reads two parts of the sources: the tests, and the hashes of the packages that torch needs.
+The script uses only the standard library, because the toolkit that builds wheels is not installed
+next to the tested wheel. The script reads two parts of the sources: the tests, and the hashes of
+the packages that torch needs.
 
     python smoke_test.py PACKAGE --prepare              installs the first torch
     python smoke_test.py PACKAGE TOOLKIT [TEST ...]     tests the wheel; TOOLKIT is a module of it

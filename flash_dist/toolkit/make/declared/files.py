@@ -64,7 +64,7 @@ def find_path(name: str, root: Path, where: str, suffixes: tuple[str, ...]) -> P
 
 
 def _expand(pattern: str, root: Path, where: str) -> list[Path]:
-    """Return the matches of a pattern; raise if all are excluded, or a folder is named that is."""
+    """Return the matches of a pattern that are not excluded; raise if there is none."""
     parts = Path(pattern).parts
     if Path(pattern).is_absolute() or ".." in parts:
         message = f"{where} must name files by paths in the project, got {spell(pattern)}"

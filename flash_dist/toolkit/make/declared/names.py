@@ -96,7 +96,7 @@ def require_namespace(own: Mapping[str, Any]) -> None:
 
 
 def find_neighbours(name: str, folders: Sequence[str] | None = None) -> list[str]:
-    """Return installed packages with a toolkit whose name and `_` begin `name`, or vice versa.
+    """Return installed packages of the toolkit whose symbols share a prefix with those of `name`.
 
     The symbols of `my_norms` begin with `my_`, like the symbols of `my`.
 

@@ -174,7 +174,7 @@ def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str
 
 
 def describe_gaps(source: Path | Mapping[str, Any]) -> Iterator[str]:
-    """Yield, for each CPU without a valid default set, the reason: no index can be made then."""
+    """Yield the reason for each CPU that has no valid default set, which an index needs."""
     for machine in dict.fromkeys(one.machine for one in load_archsets(source).values()):
         gap = _describe_gap(source, machine)
         if gap:

@@ -204,7 +204,7 @@ def _macro_arguments(variant: Variant) -> Iterator[str]:
 def render_cmake(
     linked: Sequence[Arch], others: Sequence[Arch], sources: dict[Arch, list[str]]
 ) -> str:
-    """Write the targets with their nvcc flag and their sources."""
+    """Return the CMake code that lists the targets, and for each its nvcc flag and its sources."""
     lines = [
         f"set(LINKED_TARGETS {' '.join(map(str, linked))})",
         f"set(OTHER_TARGETS {' '.join(map(str, others))})",
@@ -216,7 +216,7 @@ def render_cmake(
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write a file unless it already has this text, so that its time stamp stays."""
+    """Write a file unless it already has this text, which then keeps its modification time."""
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def write_sources(out: Path, variants: Iterable[Variant]) -> list[str]:
-    """Write the translation units of one target, delete other files, and return the paths."""
+    """Write the translation units of one target, delete its old ones, and return their paths."""
     files: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in variants:
         files[variant.source].append(variant)

@@ -51,7 +51,7 @@ class Row:
 
     @classmethod
     def from_toml(cls, data: Mapping[str, int]) -> Row:
-        """Separate the axes; everything else becomes a constant of the plan struct."""
+        """Read a row: axes are sizes and plan; other keys are constants of the plan struct."""
         own = {KEPT, *(axis.name for axis in AXES.every)}
         constants = tuple((name, value) for name, value in data.items() if name not in own)
         place = AXES.place({**data, **{axis.name: "" for axis in AXES.of("equal")}})
@@ -83,7 +83,7 @@ class Family:
 
     @classmethod
     def from_toml(cls, data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Family:
-        """Read one [[family]] table; `defaults` has the words for families without any."""
+        """Read one [[family]] table; `defaults` has the values of keys that it lacks."""
         given = {**defaults, **data}
         words = [given.pop(axis.name) for axis in AXES.of("equal")]
         read = {
@@ -120,10 +120,10 @@ class Family:
         return not self.targets or target in self.targets
 
     def rows_for(self, sizes: Sequence[int]) -> tuple[Row, ...]:
-        """Return the rows whose first size is in `sizes`; the smallest rows if all rows are larger.
+        """Return the rows whose first size is in `sizes`, or all rows if `sizes` is empty.
 
-        If all rows are larger, return none for a family with `targets`, or with rows of unequal
-        sizes (MLA).
+        If all rows are larger than `sizes`, return the smallest rows, but none for a family with
+        `targets`, or with a row whose sizes differ from each other (MLA).
         """
         if not sizes:
             return self.rows
@@ -216,11 +216,11 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of families. Several families may have one name, each for its own dtypes."""
+        """The names of families, each once. Families for different dtypes may share a name."""
         return tuple(dict.fromkeys(family.name for family in self.families))
 
     def only(self, sizes: Sequence[int], words: Collection[str]) -> Table:
-        """Return the part of these sizes and words, for a debug build; empty arguments keep all."""
+        """Return the table for these sizes and words alone, in a debug build; empty means all."""
         families = (
             replace(
                 family,
@@ -234,8 +234,7 @@ class Table:
     def variants(self, target: Arch) -> list[Variant]:
         """Return a target's variant of every kernel, with the plans that its devices need.
 
-        PTX also runs on newer devices. So PTX from 8.0 on has the plans of an A100, whatever its
-        own number.
+        PTX also runs on newer devices. So PTX of 8.0 or newer also has the plans that fit an A100.
         """
         newer = target.ptx and target.number >= _A100
         most = max(target.smem_optin, Arch(8, 0).smem_optin) if newer else target.smem_optin

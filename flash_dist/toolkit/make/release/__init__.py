@@ -1,1 +1,1 @@
-"""Makes the files published beside the wheels (index, manifest, ...), and checks a release."""
+"""Makes what is published with the wheels (index, manifest, ...), and checks a release."""

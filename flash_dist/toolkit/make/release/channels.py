@@ -1,4 +1,4 @@
-"""Publication channels beside the wheels themselves: one row each, in the order of a release.
+"""Publication channels in addition to the wheels: one row each, in the order of a release.
 
 To add one, write a module with the interface of `make/wheels/channel.py`, and a row here. Its
 session, the index and its page, manifest.json, SHA256SUMS, the provenance and install_test follow

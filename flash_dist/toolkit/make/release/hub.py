@@ -1,14 +1,13 @@
 """Makes dist/hub: a repository for Hugging Face's `kernels` from each wheel.
 
-A repository has the files of the package in build/VARIANT/, without the name of the package, and a
-metadata.json with the digest of every file. A process may load several copies, including an
-installed wheel. But torch has one table of operators, and the dynamic linker loads only one library
-of each name (SONAME). So each copy has unique names with its wheel's digest, for its operators and
-its library of kernels. A unique name is as long as the name that it replaces, so nothing else moves
-in a file and nothing is compiled. This works for every wheel on any machine, and the kernels are
-the tested bytes.
+A repository has the contents of the package's folder in build/VARIANT/, and a metadata.json with
+the digest of every file. A process may load several copies, including an installed wheel. But torch
+has one table of operators, and the dynamic linker loads only one library of each name (SONAME). So
+each copy has unique names with its wheel's digest, for its operators and its library of kernels. A
+unique name is as long as the name that it replaces, so nothing else moves in a file and nothing is
+compiled. This works for every wheel on any machine, and the kernels are the tested bytes.
 
-`python -m PACKAGE.toolkit.make.release.hub`: the wheels of dist/.
+`python -m PACKAGE.toolkit.make.release.hub` takes the wheels from dist/.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ def _digest(data: bytes) -> str:
 
 
 def _replace_strings(data: bytes, names: dict[str, str], file: str) -> bytes:
-    """Replace whole strings of a library by strings of the same length.
+    """Replace whole strings of a library with strings of the same length.
 
     Raises:
         ArtefactError: A string is absent: the library is not ours, or was built differently.

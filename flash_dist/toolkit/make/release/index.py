@@ -1,14 +1,14 @@
 """Make a static package index of the wheels in dist/: `nox -s index`.
 
     OUT/index.html              for people: which file for which GPU, and how to install it
-    OUT/packages/               the wheels, and the METADATA of each beside it (PEP 658)
+    OUT/packages/               the wheels, and the METADATA of each next to it (PEP 658)
     OUT/<channel>/              another channel that the page links to, if it was made
     OUT/simple/                 the default index: the set for clients that ask for none,
                                 one for each kind of CPU
     OUT/<set>/                  the index of one arch set
     OUT/<...>/<project>/        index.html (PEP 503), index.json (PEP 691), links relative
 
-Equal wheels give equal bytes. Any file server can serve the folder.
+The same wheels give the same bytes. Any file server can serve the folder.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def pick_default(artefacts: Sequence[Artefact], *, partial: bool) -> list[Artefa
 
     Args:
         artefacts: The wheels.
-        partial: Return nothing, instead of raising, if a wheel is missing.
+        partial: Return an empty list, instead of raising, if a wheel is missing.
 
     Raises:
         ArtefactError: A wheel is missing.
@@ -146,7 +146,7 @@ def _write_packages(folder: Path, artefacts: Iterable[Artefact]) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write one index with its files beside the page of the project, as PyPI would list them."""
+    """Write one index, with its files next to the project's page, which lists them as on PyPI."""
     write_simple(
         folder,
         [
@@ -179,7 +179,7 @@ def write_simple(folder: Path, files: Sequence[File]) -> None:
 
 
 def _make_file(one: Artefact) -> File:
-    """Describe a wheel. A `+` is written `%2B`: some file stores read `+` as a blank."""
+    """Describe a wheel. Its link has `%2B` for `+`, which some file stores read as a blank."""
     return File(
         one.file_name,
         f"../../{PACKAGES}/{quote(one.file_name)}",
@@ -224,7 +224,7 @@ def find_offers(
 
 
 check = no_files  # the index consists of the wheels themselves
-commands = no_commands  # pip's and uv's commands are equal for all wheels
+commands = no_commands  # pip's and uv's commands are the same for all wheels
 
 
 @command

@@ -62,7 +62,7 @@ class Offer:
     """A file that another channel made of a wheel, as served by the index."""
 
     channel: str
-    folder: Path  # folder of the channel, beside the page
+    folder: Path  # folder of the channel in dist/, copied next to the page
     place: str  # path of the file, relative to the page
     wheel: str  # file name
     commands: tuple[Command, ...]
@@ -80,9 +80,9 @@ def make_page(
 
     Args:
         artefacts: The wheels.
-        indexes: The arch sets of each folder beside the page that is an index.
+        indexes: Names of the arch sets in each index, by the index's folder next to the page.
         url: Address of the page's folder.
-        default: The folder for users who do not choose.
+        default: The index for users who choose no set.
         offers: Files that other channels made of the wheels.
     """
     newest = _newest(artefacts)

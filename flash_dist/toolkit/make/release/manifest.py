@@ -3,11 +3,11 @@
     manifest.json                    every wheel: set, targets, SHA-256, size, tags, toolkit, torch;
                                      and files of other channels, including the sources
     provenance/<file>.intoto.json    sources and build of each file
-    *.dsse.json                      beside each of these: its signed envelope, if the environment
+    *.dsse.json                      next to each of these: its signed envelope, if the environment
                                      names a key, see signing.py
     SHA256SUMS                       of all of these, for `sha256sum --check`
 
-Every wheel is verified first. Equal wheels, commit and keys give equal bytes.
+Every wheel is verified first. The same wheels, commit and keys give the same bytes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _subject(path: Path) -> Subject:
 
 
 def require_source(one: Artefact, source: Source) -> None:
-    """Raise unless a wheel was built from the commit."""
+    """Raise unless a wheel was built from the commit, by this toolkit."""
     hint = "build it again; `nox -s manifest -- --no-commit` leaves the commit out, for a trial"
     other = find_other_toolkit(one)
     if other:

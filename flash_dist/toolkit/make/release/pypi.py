@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def name_plain(one: Artefact) -> str:
-    """Return the name of a wheel without the label."""
+    """Return the file name of a wheel with the plain version, which has no label."""
     return one.file_name.replace(f"-{one.version}-", f"-{one.version.public}-")
 
 
@@ -54,12 +54,12 @@ def make_plain(one: Artefact, more: Mapping[str, bytes] = MappingProxyType({})) 
 def make_version(
     one: Artefact, manifest: Manifest, more: Mapping[str, bytes] = MappingProxyType({})
 ) -> bytes:
-    """Return a wheel with the version of another manifest; equal wheels give equal bytes.
+    """Return a copy of a wheel with another manifest and its version; the bytes are reproducible.
 
     Args:
         one: The wheel.
         manifest: The new manifest; files that it does not list are left out.
-        more: Files to add to the metadata.
+        more: Files to add to the dist-info, by name.
     """
     from ..compile.sbom import make_sbom  # noqa: PLC0415 - `check` runs without these packages
 
@@ -157,7 +157,8 @@ def write(dist: Path, artefacts: Sequence[Artefact], *, partial: bool) -> list[P
     """Write the plain wheels of the default sets, and verify each.
 
     Raises:
-        KernelsError: The wheel of a default set is missing, or a plain wheel does not verify.
+        KernelsError: The wheel of a default set is missing and `partial` is false, or a plain wheel
+            does not verify.
     """
     folder = dist / PYPI
     chosen = pick_default(artefacts, partial=partial)

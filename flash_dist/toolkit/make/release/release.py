@@ -92,7 +92,7 @@ def require_changelog(text: str, version: str) -> None:
 
 
 def require_engine(environ: Mapping[str, str]) -> str:
-    """Require a container engine: natively built wheels run only on systems like this machine."""
+    """Return the container engine; raise if there is none: native wheels fit only this system."""
     engine = find_engine(environ)
     if engine is None:
         message = "no container engine answers, and natively built wheels are not released"
@@ -104,13 +104,13 @@ def require_engine(environ: Mapping[str, str]) -> str:
 def find_problems(
     artefacts: Sequence[Artefact], sets: Sequence[ArchSet], version: str, source: Source | None
 ) -> Iterator[str]:
-    """Describe why these wheels are not a release.
+    """Yield the reasons why these wheels are not a release.
 
     Args:
         artefacts: The wheels.
         sets: The published sets: there must be exactly one wheel of each.
         version: Version of the release.
-        source: The commit. None: compare the wheels with no commit.
+        source: The commit that the wheels must be built from; None: any.
     """
     built = [one.set_name for one in artefacts]
     for archset in sets:

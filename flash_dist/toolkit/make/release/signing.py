@@ -4,7 +4,7 @@
     FOLDER/public.json    for `verify --key`, with the last day of the key
 
 The folder is outside every repository, and only its owner can read it. Nothing is overwritten.
-Signatures of ed25519 are deterministic: equal files and keys give equal envelopes.
+Signatures of ed25519 are deterministic: the same files and keys give the same envelopes.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _read_signer(path: Path) -> CryptoSigner:
 
 
 def sign_file(path: Path, kind: str, signers: Sequence[CryptoSigner]) -> Path:
-    """Write the envelope beside a file.
+    """Sign a file, write the envelope next to it, and return the envelope's path.
 
     Args:
         path: The file.

@@ -1,6 +1,6 @@
 """Statement on one file of a release: in-toto with SLSA provenance v1.
 
-A statement is made only from `_build.json` and the source. Its signer vouches for it.
+A statement depends only on the file, `_build.json` and the commit. Its signer vouches for it.
 """
 
 from __future__ import annotations

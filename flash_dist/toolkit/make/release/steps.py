@@ -88,7 +88,7 @@ def _digest(data: object) -> str:
 
 
 def _read(dist: Path) -> dict[str, Any]:
-    """Return the recorded steps; none if the record is absent or unreadable."""
+    """Return the recorded steps by name; empty if the record is absent, unreadable or old."""
     try:
         data: Mapping[str, Any] = json.loads((dist / RECORD).read_text(encoding="utf-8"))
         return dict(data["steps"]) if data["version"] == VERSION else {}

@@ -1,6 +1,6 @@
 """Build dist/toolkit, the wheel of the toolkit alone: `nox -s toolkit`.
 
-The wheel has the version of the package and is pure Python. Equal sources give equal bytes.
+The wheel has the version of the package and is pure Python. The same sources give the same bytes.
 """
 
 from __future__ import annotations

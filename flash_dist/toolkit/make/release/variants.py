@@ -50,7 +50,7 @@ _HEAD: Final[Mapping[str, Any]] = {
 
 
 def describe_variant(one: Artefact) -> dict[str, Any]:
-    """Return the properties of a wheel. A GPU must accept one property of each kind."""
+    """Return the properties of a wheel. A machine must match one value of each property."""
     return {
         "nvidia": {
             "cuda_version_lower_bound": [one.manifest.toolkit.cuda],

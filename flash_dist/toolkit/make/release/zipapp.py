@@ -1,7 +1,7 @@
 """Build `PACKAGE.pyz`: the subcommands that need neither torch nor the extension, in one file.
 
 `python -m PACKAGE.toolkit.make.release.zipapp DEPENDENCIES [OUT]`: DEPENDENCIES is a folder that
-pip installed `rich` and `packaging` into. Equal sources give equal bytes.
+pip installed `rich` and `packaging` into. The same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     """Return the zip application; empty if it was not written.
 
     Raises:
-        ArtefactError: The program was built of other sources.
+        ArtefactError: The program was built from other sources.
     """
     del artefacts
     path = dist / FILE

@@ -29,7 +29,7 @@ if found is not None and found.submodule_search_locations:
 
 
 def find_links(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the folders and pages that pip and uv search for wheels beside the index."""
+    """Return the folders and pages that pip and uv search for wheels in addition to the index."""
     named = f"{environ.get('PIP_FIND_LINKS', '')} {environ.get('UV_FIND_LINKS', '')}"
     return f"{named} {read_setting('find-links')}".replace(",", " ").split()
 
@@ -42,7 +42,7 @@ def index_url(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def find_offline(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the variable that forbids pip or uv an index; empty if none does."""
+    """Return the variable that forbids pip or uv to use an index; empty if none does."""
     no = {"", "0", "false", "no", "off"}
     return next((name for name in OFFLINE if environ.get(name, "").lower() not in no), "")
 
@@ -53,13 +53,13 @@ def read_setting(name: str) -> str:
 
 
 def find_torch() -> tuple[str, Path] | None:
-    """Return version and folder of the torch in pip's own environment, without importing it."""
+    """Return version and folder of the torch in pip's environment, unimported; None if absent."""
     version, _, folder = _ask_python(["-c", _FIND_TORCH]).strip().partition(" ")
     return (version, Path(folder)) if folder else None
 
 
 def find_own_torch() -> tuple[str, Path] | None:
-    """Return version and folder of the torch that this Python sees, also in an isolated build."""
+    """Return version and folder of the torch that this Python finds, even in an isolated build."""
     found = find_spec("torch")
     if found is None or not found.submodule_search_locations:
         return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 VARIABLE: Final = f"{VARIABLES}MACHINE"  # the target CPU, as in `uname -m`
-PROGRAMS: Final = ("bin", "nvvm")  # folders of a toolkit with programs for the compiling CPU
+PROGRAMS: Final = ("bin", "nvvm")  # folders of a toolkit with programs, which run on x86_64
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ def require_tools(target: Target, environ: Mapping[str, str] = os.environ) -> No
 
 
 def assemble_home(toolkit: Path, parts: Path, target: Target) -> None:
-    """Make a CUDA_HOME from packages for another CPU.
+    """Complete a CUDA_HOME that compiles on x86_64 for another CPU.
 
     Args:
-        toolkit: CUDA_HOME of the same version for this CPU, which has nvcc, cicc and ptxas.
-        parts: CUDA_HOME with headers and libraries for the other CPU, without programs.
+        toolkit: CUDA_HOME of the same version for x86_64, which has nvcc, cicc and ptxas.
+        parts: The CUDA_HOME to complete, with headers and libraries for the other CPU.
         target: The other CPU.
     """
     for name in PROGRAMS:
@@ -113,7 +113,7 @@ def assemble_home(toolkit: Path, parts: Path, target: Target) -> None:
 
 
 def _add_headers(have: Path, folder: Path) -> None:
-    """Add the headers in nvcc's package, which are equal for all CPUs."""
+    """Add missing headers from nvcc's package, which are the same for all CPUs."""
     for path in have.iterdir():
         if path.is_file() and not (folder / path.name).exists():
             shutil.copy2(path, folder)
@@ -145,7 +145,7 @@ def ask_foreign(library: Path, target: Target) -> str:
 
 
 def run_tool(command: Sequence[str]) -> str:
-    """Return the output of a program; raise with its error output."""
+    """Return the output of a program; if it fails, raise an error with its error output."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError as error:

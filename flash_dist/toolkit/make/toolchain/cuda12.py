@@ -47,7 +47,7 @@ DEBIAN: Final = Download(
     "cd5fe85aee38d108b315f408a688641478f2402622a10c677478eb7a6c4e5319",
     87240108,
 )
-# Groups of pyproject.toml: two versions of one package, in separate folders below `parts`.
+# Folders below `parts`, with the dependency group of each: two versions of the same package.
 PACKAGES: Final = {"12.4": "nvcc12", "12.9": "ptxas12"}
 _LIBRARY: Final = "usr/lib/nvidia-cuda-toolkit"
 # Source and destination of files of the Debian package.
@@ -72,12 +72,12 @@ EMPTY_ARCHIVE: Final = b"!<arch>\n"  # libcudadevrt.a: nvcc always links it, no 
 
 
 def assemble_toolkit(parts: Path, home: Path, package: Path) -> None:
-    """Make a CUDA_HOME.
+    """Make a CUDA_HOME from installed packages of PyPI and the package of Debian.
 
     Args:
-        parts: Folders named as in PACKAGES, each with the packages of its group installed.
+        parts: Folder with the folders of PACKAGES, each with the packages of its group.
         home: The new folder.
-        package: Debian's package.
+        package: The file of Debian's package.
     """
     base, newer = (parts / name / "nvidia" for name in PACKAGES)
     shutil.rmtree(home, ignore_errors=True)
@@ -120,7 +120,7 @@ def _unpack(package: Path, home: Path) -> None:
 
 
 def fetch_package(download: Download, folder: Path) -> Path:
-    """Fetch a file unless it exists, and check its bytes."""
+    """Fetch a file into a folder unless it is there, check its bytes, and return its path."""
     path = folder / download.urls[0].rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
     if not path.is_file():
@@ -159,7 +159,7 @@ def _try_download(url: str, path: Path) -> str:
 
 
 def bring_toolkit(parts: Path, home: Path) -> str:
-    """Make a CUDA_HOME from the installed packages and Debian's; return its versions and licence.
+    """Fetch Debian's package and make a CUDA_HOME; return a line with its versions and licence.
 
     Args:
         parts: See `assemble_toolkit`; Debian's package is kept in this folder.

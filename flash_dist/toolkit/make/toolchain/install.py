@@ -32,7 +32,7 @@ def install_toolkit(
         cuda: The version of the toolkit, such as `13.0`.
         folder: The folder of the toolkit; an incomplete one is deleted.
         install: Called with a folder and an installer's arguments for packages in it.
-        target: Another target CPU; its parts are stored beside the toolkit.
+        target: Another target CPU; its parts are stored next to the toolkit.
         options: Installer options for packages of that CPU.
 
     Raises:
@@ -64,7 +64,7 @@ def _install_own(cuda: str, folder: Path, install: Callable[..., object]) -> Pat
 
 
 def _words(group: str, cuda: str) -> list[str]:
-    """Return the installer's arguments for a group, with hashes for toolkits of published sets."""
+    """Return the installer's arguments for a group, with hashes if this CUDA version is locked."""
     wanted = load_requirements(group)
     if cuda in (DEFAULT_TOOLKIT, CUDA_12):
         if is_covered():

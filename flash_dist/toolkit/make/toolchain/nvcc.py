@@ -63,7 +63,7 @@ def wheels_of_toolkit(cuda: str) -> str:
 
 
 def installed_home() -> Path | None:
-    """Return the toolkit from PyPI that this Python sees.
+    """Return the folder of the toolkit from PyPI that this Python finds, else None.
 
     NOTE: an isolated build of pip has its packages on sys.path, not where sysconfig says.
     """
@@ -76,7 +76,7 @@ def installed_home() -> Path | None:
 
 
 def named_home(environ: Mapping[str, str]) -> Path | None:
-    """Return CUDA_HOME if it is set, and check that it contains nvcc."""
+    """Return CUDA_HOME, which must contain nvcc; None if it is not set."""
     named = environ.get("CUDA_HOME", "").strip()
     if not named:
         return None
@@ -88,7 +88,7 @@ def named_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def home_variable(cuda: str) -> str:
-    """Return the variable that names the toolkit of one CUDA major, if a build needs several."""
+    """Return the variable that names the toolkit of one CUDA major, for builds with several."""
     return f"{VARIABLES}CUDA_{cuda.partition('.')[0]}_HOME"
 
 
@@ -101,7 +101,7 @@ def complete_links(home: Path) -> None:
 
 
 def keep_toolkit(home: Path, folder: Path) -> Path:
-    """Copy a toolkit from a temporary environment to a fixed path for the next build.
+    """Copy a toolkit from a temporary environment to a fixed path, and return that path.
 
     The records of its packages are copied, too: the bill of materials needs the runtime's version.
     """

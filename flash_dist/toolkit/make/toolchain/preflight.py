@@ -49,7 +49,7 @@ class Toolkit:
     max_glibc: Version | None = None
 
     def refusal(self, gcc: Version, glibc: Version) -> str | None:
-        """Name the parts of this host that the toolkit does not support."""
+        """Name the part of the host that is too new for the toolkit, g++ or glibc; else None."""
         if gcc[0] > self.max_gcc:
             return f"g++ {gcc[0]}"
         if self.max_glibc is not None and glibc > self.max_glibc:
@@ -140,7 +140,7 @@ def check(host: Host, *, cuda_home_version: str | None = None, wanted: str = "13
 
     Args:
         host: The machine.
-        cuda_home_version: Version of the toolkit in CUDA_HOME; None: one from PyPI.
+        cuda_home_version: Version of the toolkit in CUDA_HOME; None: choose one of TOOLKITS.
         wanted: The oldest acceptable toolkit, which needs the oldest driver; a newer one of the
             same major may replace it.
     """

@@ -1,4 +1,4 @@
-"""The headers of torch's stable ABI: about 150 files, 1 of the 527 MB of a torch wheel.
+"""The headers of torch's stable ABI: about 60 files, 0.5 of the 527 MB of a torch wheel.
 
 `torch_headers.toml` pins the torch version and the SHA-256 of every header. The headers come from a
 wheel that pip can already see (find-links), else by range requests from the wheel on the package
@@ -100,7 +100,7 @@ class TorchHeaders:
 
 
 class Archive(Protocol):
-    """The methods of zipfile.ZipFile in use; remotezip.RemoteZip has them, too."""
+    """The methods of zipfile.ZipFile that this module uses; remotezip.RemoteZip has them, too."""
 
     def namelist(self) -> list[str]:
         """List the names of the archive's members."""
@@ -110,7 +110,7 @@ class Archive(Protocol):
 
 
 def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
-    """Search TORCH_ROOT, the cache, a local wheel, the index and an installed torch, in order."""
+    """Return the headers of TORCH_ROOT, else from cache, wheel, index or installed torch."""
     lock = lock or _checked_lock()
     named = os.environ.get("TORCH_ROOT", "").strip()
     if named:
@@ -238,7 +238,7 @@ def _from_folder(root: Path, origin: str) -> TorchHeaders:
 
 
 def _from_installed(error: Exception) -> TorchHeaders:
-    """Use the torch of this Python as a last resort, without importing it."""
+    """Return the headers of an installed torch, without importing it: the last resort."""
     found = find_own_torch() or find_torch()
     if found is None:
         message = f"the torch headers cannot be fetched from {index_url()}: {error}"
@@ -250,7 +250,7 @@ def _from_installed(error: Exception) -> TorchHeaders:
 
 
 def closure(roots: Iterable[str], read: Callable[[str], str | None]) -> list[str]:
-    """Return headers that #include lines reach, ignoring #if; `read` returns None to skip one."""
+    """Return headers that #include lines reach, even below #if; None from `read` skips one."""
     todo, found = list(roots), set()
     while todo:
         name = todo.pop()
@@ -270,7 +270,7 @@ def own_includes(text: str) -> set[str]:
 
 
 def write_lock(version: str) -> Lock:
-    """Pin the headers that the binding reaches."""
+    """Pin the headers of the stable ABI, and all that they or the binding include."""
     from remotezip import RemoteZip  # noqa: PLC0415  (only this path needs it)
 
     wheel = find_local_wheel(version)

@@ -52,7 +52,7 @@ class Artefact:
 
     @property
     def file_name(self) -> str:
-        """The wheel's name."""
+        """The wheel's file name."""
         return self.path.name
 
     @property
@@ -69,7 +69,7 @@ class Artefact:
 
 
 def find_artefacts(dist: Path) -> tuple[Artefact, ...]:
-    """Read the labelled wheels of kernels in the folders of dist/, in the order of their names.
+    """Read the wheels of the arch sets in the folders of dist/, sorted by file name.
 
     Raises:
         KernelsError: There is no wheel, one cannot be read, or two have the same name.

@@ -21,7 +21,7 @@ class Published:
     """A file that a channel made, checked against its source."""
 
     path: Path
-    wheel: Artefact | None = None  # the wheel whose files it contains
+    wheel: Artefact | None = None  # the wheel that it is made from, if any
     told: Mapping[str, Any] = field(default_factory=dict)  # its other data in manifest.json
 
 

@@ -32,7 +32,7 @@ REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records th
 
 
 def recordings_of(manifest: Manifest, recorded: Path = RECORDED) -> dict[str, bytes]:
-    """Return the wheel's file with the recordings of its kernels, if the package has such a file.
+    """Return the file of a wheel, by name, with the recordings of its kernels; empty without any.
 
     Args:
         manifest: The wheel's manifest.
@@ -68,7 +68,7 @@ def find_stale(
 
 
 def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
-    """Return the hashes of each kernel's code in all wheels: each toolkit makes different code."""
+    """Map kernels to the hashes of their code in all wheels: toolkits make different code."""
     kernels: defaultdict[str, set[str]] = defaultdict(set)
     for path in paths:
         with open_wheel(path) as wheel:

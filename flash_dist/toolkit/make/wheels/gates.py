@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 
 class WheelBuildError(KernelsError):
-    """A step failed; its output is above."""
+    """A step of a build failed, or a wheel did not pass a check."""
 
 
 def audit(wheel: Path, asked: ArchSet) -> AuditResult:
-    """Compare a wheel with its manifest and the request, and print the size of each target."""
+    """Check a wheel against its manifest, the requested set and the sources; print its sizes."""
     result = audit_wheel(wheel, budget_bytes=asked.budget_bytes)
     print_audit(make_console(), result)  # `audit --kernels WHEEL` lists every kernel
     if not result:
@@ -92,7 +92,7 @@ def require_archs(result: AuditResult, asked: ArchSet) -> None:
 
 
 def require_served(manifest: Manifest) -> None:
-    """Check that each GPU with machine code in the wheel has all kernels that it has room for."""
+    """Check that each known GPU with SASS in the wheel has every kernel that it may expect."""
     build = declare_build(manifest)
     compiled = [arch for arch in manifest.arch_set.archs if not arch.ptx]
     for device in KNOWN_DEVICES:
@@ -129,11 +129,11 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
 
 
 def require_package(wheel: Path, others: Mapping[str, bytes], root: Path = ROOT) -> None:
-    """Check that the package's Python files and data equal the sources.
+    """Check that the package's Python files and data are the same as in the sources.
 
     Args:
         wheel: The wheel.
-        others: Files whose content in this wheel is not the content of the sources.
+        others: Contents, by name, that files of this wheel have instead of those in the sources.
         root: The folder of the project.
     """
     package = root / PACKAGE.relative_to(ROOT)
@@ -170,7 +170,7 @@ def run_tools(wheel: Path, folder: Path) -> None:
 
 
 def _check_oldest_torch(package: Path) -> None:
-    """Check that no symbol is newer than the oldest torch in the metadata."""
+    """Check that the libraries need no torch newer than the `torch_min` of the project."""
     command = ["torch-abi-audit", str(package), "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     versions = set(re.findall(r'"min_torch[a-z_]*": "([^"]+)"', done.stdout))
@@ -181,7 +181,7 @@ def _check_oldest_torch(package: Path) -> None:
 
 
 def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
-    """Give the wheel the manylinux tag of the oldest glibc that its libraries support."""
+    """Make a copy of the wheel with the oldest manylinux tag that fits it; return its path."""
     run(
         [sys.executable, "-m", f"{__package__}.repair", str(raw), str(folder)],
         environ,
@@ -204,8 +204,8 @@ def run(
         environ: Environment of the command.
         folder: Working folder of the command.
         hint: The remedy if it fails.
-        apart: Send Ctrl-C to this process alone, which ends the command and its children: otherwise
-            each Python program would print a traceback.
+        apart: Let Ctrl-C reach this process alone, which then ends the command and its children:
+            otherwise each Python program would print a traceback.
     """
     try:
         call = _call_apart if apart else subprocess.call

@@ -54,7 +54,7 @@ def require_same_tags(wheel: Path) -> None:
 
 
 def require_glibc(wheel: Path) -> None:
-    """Check that no library needs a newer glibc than the tag promises."""
+    """Check that no library needs a newer glibc than the tag in the file name."""
     floor = read_floor(wheel.name)
     with open_wheel(wheel) as opened:
         needed = max(find_glibc(opened, opened.libraries), default=0)
@@ -65,7 +65,7 @@ def require_glibc(wheel: Path) -> None:
 
 
 def describe_floor(file_names: Iterable[str]) -> str:
-    """Describe the tag that auditwheel proved, and the systems that wheels run on."""
+    """Describe the newest manylinux tag of the wheels, and the oldest systems that all run on."""
     floors = [read_floor(name) for name in file_names]
     known = [floor for floor in floors if floor is not None]
     if not known or len(known) < len(floors):

@@ -19,8 +19,8 @@ from ..toolchain.cross import target_machine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Libraries that torch loads or NVIDIA's runtime package has. auditwheel neither packs nor counts
-# them.
+# Libraries of torch, of the driver and of NVIDIA's runtime package. auditwheel neither packs nor
+# counts them.
 EXCLUDED: Final = ("libtorch*.so*", "libc10*.so*", "libcuda.so.*", "libcudart.so.*")
 
 

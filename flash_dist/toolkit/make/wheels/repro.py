@@ -32,7 +32,7 @@ def digest_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder, by relative path.
 
     Raises:
-        ReproError: The folder has no file: two empty folders would be equal.
+        ReproError: The folder has no file: two empty folders would count as equal.
     """
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     found = {path.relative_to(folder).as_posix(): digest_file(path) for path in paths}

@@ -1,8 +1,8 @@
 """Finds the commit that wheels were built from, and checks it.
 
 The check compares Python files, licence and description in a wheel with those of the commit, and
-the hash of the libraries' sources. The libraries' bytes cannot be traced back: two builds of the
-same commit can be compared (`nox -s repro`).
+the hash of the libraries' sources. The libraries' bytes cannot be traced to a commit. Instead, two
+builds of the same commit can be compared (`nox -s repro`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _HOW_TO_CLONE: Final = (
 
 
 class SourceError(KernelsError):
-    """The commit of a wheel is unknown."""
+    """The commit that wheels are built from cannot be determined."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Source:
 
 
 def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the source files in a wheel, with git's hash, under their names in the sources.
+    """Yield the path in the sources, and git's hash, of each source file in a wheel.
 
     Foreign files are yielded, too: their names are in no commit, so they count as differences.
     """
@@ -104,8 +104,8 @@ def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
 def find_other_toolkit(one: Artefact) -> str:
     """Name the toolkit that built a wheel; return an empty text if it was this toolkit.
 
-    The commit does not contain a toolkit that is installed by itself: a wheel can be compared with
-    the commit only by the toolkit that built it.
+    The commit does not contain a stand-alone toolkit: a wheel can be compared with the commit only
+    by the toolkit that built it.
     """
     if EMBEDDED:
         return ""
