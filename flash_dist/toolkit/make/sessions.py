@@ -67,7 +67,7 @@ def session_of(function: Session | None = None, /, **options: Any) -> Any:
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups: locked ones by hash, then torch and others without hashes."""
+    """Install dependency groups, locked ones by hash; then torch and unlocked ones without."""
     distinct = dict.fromkeys(BESIDE if name == UNLOCKED else name for name in groups)
     own = [] if EMBEDDED else [name for name in distinct if name not in load_groups(own=False)]
     unlocked = [*own, *({UNLOCKED} & set(groups))]
@@ -103,7 +103,7 @@ def install_wheel(session: nox.Session, wheel: str | Path) -> None:
 
 
 def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) -> None:
-    """Install groups and a wheel; use the machine's torch, but not its environment's plugins."""
+    """Install groups and a wheel; use the machine's torch, but no pytest plugins next to it."""
     see_torch(session)
     install(session, *groups)
     install_wheel(session, wheel)
@@ -229,7 +229,7 @@ def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
 
 
 def install_toolchain(session: nox.Session, *names: str) -> None:
-    """Install what builds these arch sets; also each CUDA toolkit that is not the one of CUDA_HOME.
+    """Install the packages that build these arch sets, and each CUDA toolkit but that of CUDA_HOME.
 
     All sessions share one nvcc per CUDA version: the objects of a build folder depend on its path.
     """

@@ -216,7 +216,7 @@ def render_cmake(
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write a file unless it already has this text, which then keeps its modification time."""
+    """Write a file, unless it has this text already: then keep it and its modification time."""
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -220,7 +220,7 @@ class Table:
         return tuple(dict.fromkeys(family.name for family in self.families))
 
     def only(self, sizes: Sequence[int], words: Collection[str]) -> Table:
-        """Return the table for these sizes and words alone, in a debug build; empty means all."""
+        """Return the table with these sizes and words only, for debug builds; empty: keep all."""
         families = (
             replace(
                 family,

@@ -92,7 +92,7 @@ def require_changelog(text: str, version: str) -> None:
 
 
 def require_engine(environ: Mapping[str, str]) -> str:
-    """Return the container engine; raise if there is none: native wheels fit only this system."""
+    """Return the container engine; raise without one: native wheels need a system like this one."""
     engine = find_engine(environ)
     if engine is None:
         message = "no container engine answers, and natively built wheels are not released"

@@ -53,7 +53,7 @@ def read_setting(name: str) -> str:
 
 
 def find_torch() -> tuple[str, Path] | None:
-    """Return version and folder of the torch in pip's environment, unimported; None if absent."""
+    """Return version and folder of the torch in pip's own environment, or None; import nothing."""
     version, _, folder = _ask_python(["-c", _FIND_TORCH]).strip().partition(" ")
     return (version, Path(folder)) if folder else None
 

@@ -110,7 +110,7 @@ class Archive(Protocol):
 
 
 def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
-    """Return the headers of TORCH_ROOT, else from cache, wheel, index or installed torch."""
+    """Return headers of TORCH_ROOT, else of the cache, a wheel, the index or an installed torch."""
     lock = lock or _checked_lock()
     named = os.environ.get("TORCH_ROOT", "").strip()
     if named:
@@ -250,7 +250,10 @@ def _from_installed(error: Exception) -> TorchHeaders:
 
 
 def closure(roots: Iterable[str], read: Callable[[str], str | None]) -> list[str]:
-    """Return headers that #include lines reach, even below #if; None from `read` skips one."""
+    """Return the headers that #include lines reach from `roots`, even lines below `#if 0`.
+
+    `read` returns the text of a header, or None to leave it out.
+    """
     todo, found = list(roots), set()
     while todo:
         name = todo.pop()

@@ -69,7 +69,7 @@ class Artefact:
 
 
 def find_artefacts(dist: Path) -> tuple[Artefact, ...]:
-    """Read the wheels of the arch sets in the folders of dist/, sorted by file name.
+    """Read the labelled kernel wheels in the folders of dist/, sorted by file name.
 
     Raises:
         KernelsError: There is no wheel, one cannot be read, or two have the same name.

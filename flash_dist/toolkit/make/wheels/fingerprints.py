@@ -32,7 +32,7 @@ REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records th
 
 
 def recordings_of(manifest: Manifest, recorded: Path = RECORDED) -> dict[str, bytes]:
-    """Return the file of a wheel, by name, with the recordings of its kernels; empty without any.
+    """Return name and content of a wheel's fingerprint file; empty if the package has none.
 
     Args:
         manifest: The wheel's manifest.

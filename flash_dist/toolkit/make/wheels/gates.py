@@ -133,7 +133,7 @@ def require_package(wheel: Path, others: Mapping[str, bytes], root: Path = ROOT)
 
     Args:
         wheel: The wheel.
-        others: Contents, by name, that files of this wheel have instead of those in the sources.
+        others: Contents, by name, of files that differ from the sources in this wheel.
         root: The folder of the project.
     """
     package = root / PACKAGE.relative_to(ROOT)

@@ -65,7 +65,7 @@ def require_glibc(wheel: Path) -> None:
 
 
 def describe_floor(file_names: Iterable[str]) -> str:
-    """Describe the newest manylinux tag of the wheels, and the oldest systems that all run on."""
+    """Describe the newest manylinux tag of the wheels, and the oldest systems that run them all."""
     floors = [read_floor(name) for name in file_names]
     known = [floor for floor in floors if floor is not None]
     if not known or len(known) < len(floors):
