@@ -133,13 +133,13 @@ def make_once(folder: Path) -> Iterator[bool]:
 
 
 def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table in Markdown."""
+    """Return a table in Markdown."""
     lines = [f"| {' | '.join(map(str.strip, cells))} |\n" for cells in (heads, *rows)]
     return "".join((lines[0], "|---" * len(heads), "|\n", *lines[1:]))
 
 
 def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
-    """Replace the generated text between two marker lines of a page.
+    """Return a page with its generated text, between two marker lines, replaced by `new`.
 
     Raises:
         KernelsError: A marker does not occur exactly once, or the end marker is first.

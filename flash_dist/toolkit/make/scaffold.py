@@ -1,4 +1,4 @@
-"""`new NAME`: writes a project with one kernel that can be built, installed and tested at once."""
+"""`new NAME`: writes a project with one kernel that can be built, installed and tested as it is."""
 
 from __future__ import annotations
 

@@ -113,8 +113,8 @@ def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) 
 def see_torch(session: nox.Session) -> None:
     """Let a session import torch, and the packages next to it, from nox's Python.
 
-    Write a .pth file, because packages of a virtual environment are invisible to other
-    environments. System packages need no such file.
+    Write a .pth file, because `--system-site-packages` gives a session only the system's packages
+    and not those of a virtual environment that runs nox.
     """
     torch = find_spec("torch")
     if torch is None or torch.origin is None:

@@ -45,7 +45,7 @@ class BackendError(KernelsError):
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """Return the requirements for compiling; first check the machine, unless `unfinished`."""
+    """Return the requirements for compiling; unless `unfinished`, check machine and targets."""
     needed = load_requirements("backend")
     if _unfinished(config_settings):
         return needed

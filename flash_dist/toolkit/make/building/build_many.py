@@ -97,7 +97,7 @@ def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) 
 
 
 def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
-    """Estimate the time left, from the sets done; each target is compiled for one set only."""
+    """Estimate the time left from the sets done; a target is compiled for its first set only."""
     seen: set[object] = set()
     counts = []
     for one in sets:

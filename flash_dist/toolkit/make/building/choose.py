@@ -56,7 +56,7 @@ def choose_sets(
 
     Args:
         args: Names of published sets, and possibly `--skip-unsupported`.
-        environ: Variables, with TORCH_CUDA_ARCH_LIST and the target CPU.
+        environ: Variables, which may name TORCH_CUDA_ARCH_LIST and the target CPU.
         published: The published sets by name.
         toolkit: CUDA version that compiles all sets of its major; None: each set's own version.
     """
@@ -119,7 +119,7 @@ def _choose(
 
 
 def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
-    """Reject or drop targets for GPUs that the package has no kernels for."""
+    """Reject targets that are too old for every kernel of the package; with `skip`, drop them."""
     kept = tuple(arch for arch in archset.archs if arch.device >= FLOOR)
     if len(kept) == len(archset.archs):
         return archset

@@ -104,7 +104,7 @@ def require_same_bytes(one: Path, other: Path) -> None:
 
 
 def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
-    """Check that an sdist has git's files except dotfiles, and no other but those of setuptools."""
+    """Check that an sdist has git's files except dotfiles, and no others but setuptools' own."""
     wanted = {name for name in tracked if not name.startswith(".")}
     found = {name for name in packed if not name.startswith(ADDED)}
     differences = [

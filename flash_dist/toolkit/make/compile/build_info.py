@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .native import NativeBuild, NativeOptions
 
 FLAGS = ("-O3", "-std=c++17")
-_NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folder names
+_NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folders to leave out
 
 
 def make_manifest(

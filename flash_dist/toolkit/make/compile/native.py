@@ -309,7 +309,7 @@ def _read_said(objects: Iterable[Path]) -> Iterator[str]:
 
 
 def require_no_spills(texts: Iterable[str], options: NativeOptions) -> None:
-    """Report every kernel that spills, and every exception that matches no kernel.
+    """Report the kernels that spill without an exception, and exceptions that match no kernel.
 
     Args:
         texts: Outputs of ptxas.

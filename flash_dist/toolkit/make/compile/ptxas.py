@@ -29,7 +29,7 @@ class KernelResources:
     static_smem: int = 0
 
     def to_json(self) -> dict[str, object]:
-        """Return the resources as plain data."""
+        """Return the resources as data for JSON."""
         return asdict(self)
 
 

@@ -43,7 +43,7 @@ class SpillException:
 class SpillVerdict:
     """The rejected kernels and warnings of a build; true if there are none."""
 
-    lines: tuple[str, ...]  # one for each rejected kernel, with its targets, or warning
+    lines: tuple[str, ...]  # one per rejected kernel, with its targets, or per warning
     spilling: int  # number of rejected kernels
     unused: tuple[str, ...]  # patterns of exceptions that match no kernel
     worst: str = ""  # a pattern for the kernel with the most spills

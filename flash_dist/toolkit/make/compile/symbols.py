@@ -73,7 +73,7 @@ def read_definitions(objects: Sequence[Path]) -> list[tuple[str, str, str]]:
 
 
 def check_symbols(objects: Sequence[Path]) -> int:
-    """Raise if two objects share a kernel's symbol; return the number of mergeable symbols."""
+    """Raise if two objects share a kernel's symbol; return how many mergeable ones there are."""
     definitions = read_definitions(objects)
     shared = find_shared(definitions)
     if shared:

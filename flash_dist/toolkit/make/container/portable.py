@@ -66,7 +66,7 @@ def digest_inputs(tree: Path, image: str, environ: Mapping[str, str]) -> str:
     Args:
         tree: The sources for the container.
         image: Identifier of the image.
-        environ: The environment of cibuildwheel; only the build's variables are hashed.
+        environ: The environment of cibuildwheel; only PASSED and CIBW_* variables are hashed.
     """
     settings = {
         name: value for name, value in environ.items() if name in PASSED or name.startswith("CIBW_")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PLACE: Final = f"[tool.{TABLE}.dispatch]"
 
-# Keys of a kernel's record besides the axes, so no axis may have these names (`Variant.to_json`,
+# Keys of a kernel's record other than axes, so no axis may have these names (`Variant.to_json`,
 # the manifest).
 _RESERVED: Final = frozenset({
     "assembled_for", "dynamic_smem", "family", "proof", "registers", "role", "source",

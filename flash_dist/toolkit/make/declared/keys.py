@@ -45,8 +45,8 @@ class DeclarationError(KernelsError, ValueError):
 class Kind:
     """The valid values of a key."""
 
-    told: str  # name in errors
-    example: str  # in TOML, for a hint
+    told: str  # description of the valid values, for errors
+    example: str  # a value in TOML, for a hint
     find_fault: Callable[[object], str]  # describes what is wrong with a value; "" if it is valid
 
 
@@ -106,7 +106,7 @@ def _or_path(kind: Kind) -> Kind:
 
 
 def spell(value: object, most: int = 60) -> str:
-    """Write a value in TOML, on one line and shortened."""
+    """Spell a value as in TOML, on one line, cut after `most` characters, in backticks."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"`{show(value)}`"
     try:

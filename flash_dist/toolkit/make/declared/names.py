@@ -60,7 +60,7 @@ def read_name(own: Mapping[str, Any], project: Mapping[str, Any]) -> str:
     """Return the import package of a project.
 
     Raises:
-        DeclarationError: The name is missing, invalid or already used, or `package` differs.
+        DeclarationError: The name is missing, invalid or already used, or does not fit `package`.
     """
     told = project.get("name")
     if not (isinstance(told, str) and _PROJECT.fullmatch(told)):

@@ -190,7 +190,7 @@ def _describe_gap(source: Path | Mapping[str, Any], machine: str) -> str:
 
 
 def _require_picks(path: Path) -> None:
-    """Check that each client has a pick for each CPU with a set."""
+    """Check `picks` for each CPU that has a set: valid sets, and at least one for pip."""
     for machine in {one.machine for one in load_archsets(path).values()}:
         try:
             picks = load_picks(path, machine)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def render_variant(variant: Variant) -> str:
-    """Write the kernel and its entry for the dispatcher."""
+    """Return the C++ source of a kernel and of its entry for the dispatcher."""
     family, symbol, config = variant.family, variant.symbol, f"{variant.symbol}_config"
     functions = [f"&{symbol}", f"&{family.launch}<{config}>"]
     functions += [f"&{family.refuses}<{config}>"] if family.refuses else []
@@ -70,7 +70,7 @@ def render_source(variants: Sequence[Variant]) -> str:
 
 
 def render_product() -> str:
-    """Write the namespace of the package, for the headers common to all packages."""
+    """Return the header with the package's namespace, for the headers common to all packages."""
     return f"""#pragma once
 
 #define KERNEL_NAMESPACE {NAMESPACE}
@@ -78,7 +78,7 @@ def render_product() -> str:
 
 
 def render_names() -> str:
-    """Write the names that only host code includes: changing them recompiles no kernel."""
+    """Return the header with names for host code alone: changing them recompiles no kernel."""
     return f"""#pragma once
 
 #define KERNEL_C(name) {SYMBOLS}##name  // a function of the C interface
@@ -89,12 +89,12 @@ def render_names() -> str:
 
 
 def render_exports() -> str:
-    """Write the version script of both libraries, which exports the C interface only."""
+    """Return the version script of both libraries, which exports the C interface only."""
     return f"{{\n  global: {SYMBOLS}*;\n  local: *;\n}};\n"
 
 
 def render_plans(table: Table) -> str:
-    """Write the shared-memory plans, and the tile constants: one struct per row of a family."""
+    """Return the header with shared-memory plans and tile constants, one struct per row."""
     lines = [
         "#pragma once",
         "",
@@ -112,7 +112,7 @@ def render_plans(table: Table) -> str:
 
 
 def render_own_plans(table: Table, header: str) -> str:
-    """Write the tile constants of the families whose `plans` names this header."""
+    """Return the header with the tile constants of the families whose `plans` names it."""
     lines = ["#pragma once", "", f"namespace {NAMESPACE} {{", *_plan_structs(table, header)]
     return "\n".join([*lines, "", f"}}  // namespace {NAMESPACE}", ""])
 
@@ -132,7 +132,7 @@ def _plan_structs(table: Table, header: str) -> Iterator[str]:
 
 
 def render_roles(table: Table) -> str:
-    """Write the roles, families, axes and fallbacks of the kernels for the host code."""
+    """Return the header with the roles, families, axes and fallbacks of kernels, for host code."""
     lines = ["#pragma once", "", f"namespace {NAMESPACE} {{"]
     for kind, names in (("Role", table.roles), ("Family", table.names)):
         function = f"{kind.lower()}_name"
@@ -151,7 +151,7 @@ def render_roles(table: Table) -> str:
 
 
 def _axes() -> Iterator[str]:
-    """Write constants for the axes of a kernel's key, and the words of each word axis."""
+    """Yield C++ constants for the axes of a kernel's key, and the words of each word axis."""
     words = AXES.of("equal")
     yield from ("", f"constexpr int WORD_AXES = {len(words)};")
     yield f"constexpr int KEY_AXES = {len(AXES.key)};"
@@ -187,7 +187,7 @@ def _predicate(name: str, kind: str, true_for: Iterable[str]) -> Iterator[str]:
 
 
 def render_variants_inc(variants: Iterable[Variant]) -> str:
-    """Return the source of the dispatcher's table."""
+    """Return the text of variants.inc, the dispatcher's table."""
     return "".join(f"KERNEL_VARIANT({', '.join(_macro_arguments(v))})\n" for v in variants)
 
 

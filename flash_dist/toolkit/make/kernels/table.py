@@ -64,7 +64,8 @@ class Family:
 
     Several families may serve a role. A family with `targets` is only for these targets, where this
     family precedes the general family. The general family is the fallback: it serves a call if
-    `refuses`, a function in the header, rejects the arguments, or if shared memory is short.
+    `refuses`, a function in the header, rejects the arguments, or if the GPU has too little shared
+    memory.
     """
 
     name: str

@@ -76,7 +76,7 @@ def make_page(
     default: str,
     offers: Sequence[Offer],
 ) -> str:
-    """Return the page.
+    """Return the page as HTML.
 
     Args:
         artefacts: The wheels.

@@ -5,7 +5,7 @@
     provenance/<file>.intoto.json    sources and build of each file
     *.dsse.json                      next to each of these: its signed envelope, if the environment
                                      names a key, see signing.py
-    SHA256SUMS                       of all of these, for `sha256sum --check`
+    SHA256SUMS                       of these files and of those that manifest.json lists
 
 Every wheel is verified first. The same wheels, commit and keys give the same bytes.
 """
@@ -49,7 +49,7 @@ def write_release(
     source: Source | None,
     signers: Sequence[CryptoSigner] = (),
 ) -> list[Path]:
-    """Write manifest, statements, their signatures and checksums.
+    """Write manifest, statements, their signatures and checksums; return the paths.
 
     Args:
         dist: Folder with the folders of the wheels.

@@ -46,12 +46,12 @@ def state_wheel(one: Artefact, source: Source | None) -> dict[str, Any]:
 def state_file(
     subject: Subject, kind: str, one: Artefact | None, source: Source | None
 ) -> dict[str, Any]:
-    """Return the statement of a channel's file, made of a wheel or of the sources.
+    """Return the statement of a channel's file, made from a wheel or from the sources.
 
     Args:
         subject: The file.
         kind: The name of the channel.
-        one: The wheel; None for a file made of the sources alone.
+        one: The wheel; None for a file made from the sources alone.
         source: The sources; None if unknown.
     """
     if one is None:

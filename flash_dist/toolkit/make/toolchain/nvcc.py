@@ -107,7 +107,7 @@ def keep_toolkit(home: Path, folder: Path) -> Path:
     """
     kept = folder / f"cuda-{tool_version(home, 'nvcc')}"
     infos = list(home.parents[1].glob("nvidia_*.dist-info"))
-    if infos and not (kept / INFOS).is_dir():  # an older version of this function copied no records
+    if infos and not (kept / INFOS).is_dir():  # an old copy may lack the records
         made_mark(kept).unlink(missing_ok=True)
     with make_once(kept) as missing:
         if missing:

@@ -1,12 +1,12 @@
 """The headers of torch's stable ABI: about 60 files, 0.5 of the 527 MB of a torch wheel.
 
 `torch_headers.toml` pins the torch version and the SHA-256 of every header. The headers come from a
-wheel that pip can already see (find-links), else by range requests from the wheel on the package
+local wheel in the folders of find-links, else by range requests from the wheel on the package
 index. TORCH_ROOT is used directly, and so is an installed torch if there is no index. Without any
 of these, a build requires torch from its frontend: pip may have it in a folder that only pip knows.
 
-    python -m PACKAGE.toolkit.make.toolchain.torch_headers           fetch the pinned headers
-    python -m PACKAGE.toolkit.make.toolchain.torch_headers --lock    pin the binding's headers
+    python -m PACKAGE.toolkit.make.toolchain.torch_headers                   fetch the headers
+    python -m PACKAGE.toolkit.make.toolchain.torch_headers --lock VERSION    pin the headers
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
 def keep_built(
     references: Iterable[Reference], toolkits: AbstractSet[str]
 ) -> tuple[Reference, ...]:
-    """Return the records of these CUDA versions; print which other records are not checked."""
+    """Return the recordings of these CUDA versions; print which others are not checked."""
     kept = tuple(one for one in references if one.toolkit in toolkits)
     for one in references:
         if one not in kept:

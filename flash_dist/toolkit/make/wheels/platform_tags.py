@@ -33,7 +33,7 @@ def platform_of(machine: str) -> str:
 
 
 def require_platform(wheel: Path, platform: str) -> None:
-    """Require a single platform tag: neither a newer tag nor a list with older tags."""
+    """Check that a wheel has only this platform tag: no newer tag, and no list with older tags."""
     found = sorted({tag.platform for tag in parse_wheel_filename(wheel.name)[3]})
     if found != [platform]:
         message = f"{wheel.name} must have the platform tag `{platform}`, has {', '.join(found)}"
