@@ -37,7 +37,7 @@ struct RowPlace {
   }
 };
 
-// Returns row `row` of a head of a view [batch, row, head, 1, columns].
+// Returns the address of row `row` of a head of a view [batch, rows, heads, 1, columns].
 __device__ __forceinline__ uint16_t* row_of(const View& view, int batch, int row, int head) {
   return head_begin(view, batch, head, 0) + row * view.row;
 }

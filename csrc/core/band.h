@@ -14,8 +14,8 @@
 namespace flash_dist {
 
 enum class MaskKind : int {
-  BAND,   // query i sees the keys [i + shift - left, i + shift + right]; needs no arrays
-  ROWS,   // query i sees the keys [rows[i].x, rows[i].y)
+  BAND,   // query i attends to keys [i + shift - left, i + shift + right]; needs no arrays
+  ROWS,   // query i attends to keys [rows[i].x, rows[i].y)
   TILES,  // visible tiles in a list: each full, limited by ROWS, or with a bit per score
 };
 
@@ -40,7 +40,7 @@ inline MaskBand make_band(int64_t left, int64_t right, bool bottom_right, int se
           side(right, (bottom_right ? seqlen_q : seqlen_k) - int64_t{1}), bottom_right};
 }
 
-// True if every query sees every key. All blocks then take equally long.
+// True if every key is visible to every query. All blocks then take equally long.
 template <class Mask>  // MaskBand or MaskParams
 FLASH_DIST_HOST_DEVICE bool is_even(const Mask& mask, bool packed) {
   return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
@@ -51,7 +51,7 @@ FLASH_DIST_HOST_DEVICE bool is_even(const Mask& mask, bool packed) {
 // sums kept between query chunks. A unit is a (batch, kv head) pair.
 struct SumRows {
   int64_t first;        // row of key 0 of the chunk's first unit in split 0
-  int64_t split, unit;  // rows from one split to the next, and from one unit to the next
+  int64_t split, unit;  // rows from one group split to the next, and from one unit to the next
 };
 
 }  // namespace flash_dist

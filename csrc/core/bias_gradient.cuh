@@ -150,7 +150,8 @@ struct BiasGradient {
            mask.band_end(min(row0 + BIAS_TILE, sequence.seqlen_q) - 1) > key0;
   }
 
-  // Finds the first visit, and returns the number of visits.
+  // Finds the first visit, and returns the number of visits: 0 if all have the same mask and it
+  // masks the whole tile.
   __device__ __forceinline__ int count_visits(int& first) const {
     first = block.first;
     if (!is_packed()) {
@@ -285,7 +286,7 @@ struct BiasGradient {
     }
   }
 
-  // Starts the accumulator with the bias, for 16-bit dtypes.
+  // Sets the accumulator to the bias for 16-bit dtypes, and to 0 for fp32.
   __device__ __forceinline__ void begin(Scores& s, int number) const {
     s.clear();
     if constexpr (sizeof(E) == 2) {

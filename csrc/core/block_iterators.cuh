@@ -99,8 +99,8 @@ __device__ __forceinline__ DsLayout ds_layout(const BwdParams& p, const Sequence
                   p.seqlen_q);
 }
 
-// Returns the slot of query tile 0 under key tile n, even if that tile is masked. Add m for the
-// slot of query tile m. Slots count from key tile `first`. For masks of kind BAND and ROWS.
+// Returns the slot of key tile n and query tile 0, which may not exist. Add m for the slot of query
+// tile m. Slots count from key tile `first`. For masks of kind BAND and ROWS.
 __device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layout, int first,
                                          int n) {
   const MaskParams& p = mask.p;
@@ -110,15 +110,15 @@ __device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layou
   return p.key_slots[n] - p.key_slots[first] - begin;
 }
 
-// Returns the query tiles of a band for key tile n: the tiles [x, y) see some of its keys, and the
-// tiles [z, w) see all of its keys.
+// Returns the query tiles of a band for key tile n: tiles [x, y) attend to some of its keys, and in
+// tiles [z, w) all queries attend to all of its keys.
 __device__ __forceinline__ int4 band_tiles(const Mask& mask, const DsLayout& layout, int n) {
   const int key0 = n * MASK_TILE;
   if (key0 >= mask.seqlen_k) return {0, 0, 0, 0};
   int4 tiles{layout.query_begin(n), layout.query_end(n), 0, 0};
   if (key0 + MASK_TILE > mask.seqlen_k) return tiles;
-  // All keys of the tile are visible from the first query that sees the tile's last key to the last
-  // query that sees its first key.
+  // All keys of the tile are visible to the queries from the first one that attends to the tile's
+  // last key to the last one that attends to its first key.
   const MaskParams& p = mask.p;
   const int first = p.right < UNBOUNDED ? key0 + MASK_TILE - 1 - mask.shift() - p.right : 0;
   tiles.z = max(first + MASK_TILE - 1, 0) / MASK_TILE;
@@ -129,8 +129,8 @@ __device__ __forceinline__ int4 band_tiles(const Mask& mask, const DsLayout& lay
   return tiles;
 }
 
-// The spilled dS tiles that a block of the dQ kernel multiplies with K: the key tiles that its
-// queries see, within the chunk. A range, or entries of a list.
+// The spilled dS tiles that a block of the dQ kernel multiplies with K, one per key tile of the
+// chunk that is visible to its queries: a range, or entries of a list.
 template <int BLOCK_M>
 struct DsBlockIterator {
   static constexpr bool PAIRS = BLOCK_M > MASK_TILE;

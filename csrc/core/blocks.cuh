@@ -9,8 +9,8 @@
 
 namespace flash_dist {
 
-// The query tile, head and batch of a block. A head's causal tiles are in order of length, longest
-// first.
+// The query tile, head and batch entry of a block. A head's causal tiles are in order of length,
+// longest first.
 struct FwdBlock {
   int row0, batch, head, head_kv;
   int head_in_group;  // index of `head` among the query heads of head_kv
@@ -56,7 +56,7 @@ cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stre
   return launch_in_order<Config>(kernel, p, FwdGrid(p, Config::BLOCK_M), p, stream);
 }
 
-// The key tile, (batch, kv head) pair and split of a block of the dK/dV kernel.
+// The key tile, (batch, kv head) pair and group split of a block of the dK/dV kernel.
 struct DkdvBlock {
   int key0, unit, batch, head_kv, split;
   int query_split = 0;  // index of the query split, below BwdParams::query_split

@@ -1,5 +1,5 @@
 // Shared memory of the mma.sync and fp32 backward kernels: addresses of the tiles, and the copies
-// of Q, dO, K, V, lse and delta. s is the number of a stage.
+// of Q, dO, K, V, lse and delta. s is the index of a stage.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -78,7 +78,7 @@ __device__ __forceinline__ void load_queries(const BwdParams& p, const DqBlock& 
 template <class Config>
 struct KeyCopies {
   using E = Element<typename Config::T>;
-  RowSpan keys;  // from the first to the last key that any query sees
+  RowSpan keys;  // the result of Mask::keys_that_exist()
   const E *gK, *gV;
   OperandCopy<Config, Config::BLOCK_N, Config::HEAD_DIM> copy_k;
   OperandCopy<Config, Config::BLOCK_N, Config::HEAD_DIM_V> copy_v;
@@ -126,7 +126,7 @@ struct DkdvTiles {
   }
 };
 
-// Loads K and V of the block's keys. keys: the keys from the first to the last that any query sees.
+// Loads K and V of the block's keys. keys: the result of Mask::keys_that_exist().
 template <class Config>
 __device__ __forceinline__ void load_keys(const BwdParams& p, const DkdvBlock& block,
                                           const Sequence& sequence, const RowSpan& keys,
@@ -155,8 +155,8 @@ struct QueryCopies {
   StatCopy<typename Config::Target, Config::BLOCK_M> copy_stats;
 
   // Starts the copies for the queries from row0 on, of a query head of the group. rows: the queries
-  // that exist, relative to row0. In `work`, q, dout and statistics are those of query 0 of head 0.
-  // Returns the statistics row of row0.
+  // that exist, relative to row0. In `work`, q, dout and statistics are those of query 0 of the
+  // group's first head. Returns the statistics row of row0.
   template <class Work>
   __device__ __forceinline__ int64_t fetch(const BwdParams& p, const Work& work,
                                            const DkdvTiles<Config>& tiles, int row0,

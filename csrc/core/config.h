@@ -5,8 +5,8 @@
 
 namespace flash_dist {
 
-// Number of steps of a product that ptxas may load ahead. Before sm_80 it is smaller, because tiles
-// are staged in registers.
+// Number of steps of a matrix product whose operands ptxas may load ahead. Before sm_80 it is
+// smaller, because tiles are staged in registers.
 template <class Target>
 constexpr int STEPS_AHEAD = Target::HAS_CP_ASYNC ? 4 : 2;
 

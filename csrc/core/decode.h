@@ -8,9 +8,9 @@
 // other sequences of the batch, on the pages of its cache or on the number of multiprocessors.
 //
 // The kernel for many heads of latent keys has no registers for both O of a group and O of a key
-// block. It computes a whole group in one softmax, and keeps O of the previous groups in global
-// memory. Shorter groups would load and store that O more often. Longer groups would leave
-// multiprocessors idle if there are few work tiles.
+// block. Its groups have LATENT_SOFTMAX_BLOCKS key blocks. It computes a group in one softmax, and
+// keeps O of the previous groups in global memory. Shorter groups would load and store that O more
+// often. Longer groups would leave multiprocessors idle if there are few work tiles.
 #pragma once
 
 #include "core/params.h"
@@ -19,17 +19,19 @@ namespace flash_dist {
 
 constexpr int KEY_BLOCK = 128;
 constexpr int GROUP_BLOCKS = 8;
-// Key blocks per softmax of latent keys in tiles of 64 rows: one group.
+// Key blocks per softmax, and per group, of latent keys in tiles of 64 rows.
 constexpr int LATENT_SOFTMAX_BLOCKS = 16;
-constexpr int MOST_FEW_TILES = 64;  // P may be stored for at most this many work tiles
+constexpr int MOST_FEW_TILES = 64;  // P is stored only if a call has at most this many work tiles
 constexpr int PAGE_STEP = 16;       // keys that are contiguous in every cache
 
-// Locates the keys of each batch entry: rows [0, page) of cache entries. With block_table an entry
-// is a page. Without it, an entry holds all keys of a batch entry. NOTE: the contents of the arrays
-// are unchecked. Only core/decode_work.cuh reads them, and it clamps them to the tensors.
+// Locates the keys of each batch entry: rows [0, page) of cache entries. With block_table a cache
+// entry is a page. Without it, a cache entry holds all keys of a batch entry.
+//
+// NOTE: the contents of the arrays are unchecked. Only core/decode_work.cuh reads them, and it
+// clamps them to the tensors.
 struct CacheParams {
   View k, v;                    // [entries, page, num_heads_kv, 1, columns]; v.data null: v is in k
-  const int* cache_seqlens;     // [batch] keys of each sequence before new ones; null: capacity
+  const int* cache_seqlens;     // [batch] number of keys before the new ones; null: capacity
   const int* cache_batch_idx;   // [batch] cache entry of each batch entry; null: same index
   const int* cache_leftpad;     // [batch] keys to skip at the start of each sequence; null: none
   const int* block_table;       // [batch, capacity / page] cache entries; null: not paged
@@ -60,7 +62,7 @@ struct DecodeParams {
   int row_tiles;       // ceil(group * seqlen_q / block_rows): maximum number of tiles per kv head
   int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
   int splits;          // number of splits of all key blocks; a thread block computes one split
-  int tiles_differ;    // 1: a tile has only the key blocks that its rows see; 0: those any row sees
+  int tiles_differ;    // 1: key blocks visible to the tile's rows; 0: to any row of the sequence
   int columns;         // compiled columns of a partial result
   int max_key_blocks;  // with more key blocks no work tile is split: partial_out would be too small
   float* partial_out;  // [partials, partial_rows, columns]
@@ -69,15 +71,16 @@ struct DecodeParams {
   Divisor by_group, by_tiles;  // filled in at the launch
 };
 
-// Arguments for latent keys in tiles of 64 rows. If there are few work tiles, P of all their tiles
-// of keys may be stored (sm90/mla/values.cuh).
+// Arguments for latent keys in tiles of 64 rows. If there are few work tiles, P of all of them may
+// be stored, in tiles of 64 rows and 64 keys (sm90/mla/values.cuh).
 struct LatentParams : DecodeParams {
-  int few_key_blocks;  // P is stored if the call has at most this many key blocks; 0: never
+  // P is stored only if all work tiles together have at most this many key blocks; 0: never.
+  int few_key_blocks;
   uint16_t* weights;   // [2 * few_key_blocks] tiles of P, as panels of 64 columns
   float2* tile_stats;  // [2 * few_key_blocks, 64] top and sum of each row of P's tiles
 };
 
-// Returns the most rows that a kv head of a sequence can have.
+// Returns the maximum number of rows per kv head, over the sequences that the call computes.
 inline int most_rows(const DecodeParams& p) {
   const int few = p.seqlen_q < MORE_QUERIES ? p.seqlen_q : MORE_QUERIES;
   return p.group * (p.few_alone ? few : p.seqlen_q);

@@ -28,9 +28,9 @@ namespace flash_dist {
 // Launches blocks of Config's size, which may start before the previous kernel ends (programmatic
 // dependent launch, ptx/barrier.cuh). The kernel must call wait_for_previous() before it reads what
 // other kernels wrote. NOTE: use this launch only for a kernel with little shared memory. A
-// multiprocessor chooses its shared-memory size while it is idle. A kernel that needs most of the
-// shared memory and starts beside blocks of a kernel with little may get one block per
-// multiprocessor instead of three.
+// multiprocessor chooses its shared-memory size while it is idle. If a kernel that needs most of
+// the shared memory starts while blocks of a kernel that needs little still run, it may get one
+// block per multiprocessor instead of three.
 template <class Config>
 cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
                           cudaStream_t stream) {
@@ -148,15 +148,16 @@ struct CombineSlots {
   }
 };
 
-// WHOLE_GROUPS: groups per warp in combine_by_block() if each group has one partial.
+// WHOLE_GROUPS: maximum number of groups per warp in combine_by_block() if each group has one
+// partial.
 template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int SOFTMAX_BLOCKS,
           int WHOLE_GROUPS_ = 8>
 struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int WARPS = Plan::WARPS;
   using Splits = DecodeSplits<WARPS * 32, SOFTMAX_BLOCKS>;
   static constexpr int BLOCK_ROWS = 1;
-  // NOTE: Smem must stay small, so that blocks start beside blocks of the previous kernel.
-  static constexpr int WARP_GROUPS = 8;  // groups per warp in combine_by_block()
+  // NOTE: Smem must stay small, so that blocks start while the previous kernel still runs.
+  static constexpr int WARP_GROUPS = 8;  // like WHOLE_GROUPS, if groups may have several partials
   static constexpr int WHOLE_GROUPS = WHOLE_GROUPS_;
   static_assert(WARP_GROUPS * Splits::GROUP_PARTIALS <= CombineSlots::COUNT);
   static_assert(WARP_GROUPS <= WHOLE_GROUPS && WHOLE_GROUPS <= 32);
@@ -389,7 +390,7 @@ __device__ __forceinline__ void combine_shared(CombinedTile<1>& tile, Together& 
   }
 }
 
-// Returns the number of groups per warp in combine_by_block().
+// Returns the number of groups that a warp combines per iteration of combine_by_block().
 template <class Config>
 __device__ __forceinline__ int groups_of_warp(const typename Config::Smem& smem) {
   int most = Config::WARP_GROUPS;
@@ -439,9 +440,9 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   if (warp == 0) store_columns<Config>(p, smem.at, tile, row, column);
 }
 
-// Combines the block's pieces of the work tile. A piece is 32 columns of a row if there is a warp
-// for each piece, otherwise 64 or 128 columns. If there is a block for each piece, all warps of a
-// block combine one piece.
+// Combines the block's pieces of the work tile. A piece is 32 columns of a row if there are enough
+// warps for one such piece each, otherwise 64 or 128 columns. If there are enough blocks for one
+// such piece each, all warps of a block combine one piece.
 template <class Config>
 __device__ __forceinline__ void combine_pieces(const DecodeParams& p, typename Config::Smem& smem) {
   using Target = typename Config::Target;
@@ -505,8 +506,8 @@ __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   combine_pieces<Config>(p, smem);
 }
 
-// Refuses calls with work tiles of 16 rows: the kernel for such tiles may have stored a partial per
-// key block, and this kernel does not read those.
+// Returns why this kernel cannot combine a call's partials; null if it can. The kernel for work
+// tiles of 16 rows may have stored a partial per key block, which this kernel does not read.
 template <class Config>
 const char* refuse_mla_combine_sm90(const void* params) {
   const auto& p = *static_cast<const DecodeParams*>(params);

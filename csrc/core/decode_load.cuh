@@ -124,11 +124,12 @@ class KeyBlockLoader {
   int next_entry_, next_row_;  // cache entry and row of this lane's 16 keys in the next key block
   int entry_, row_;            // cache entry and row of the 16 keys in the key block being loaded
   int tile_, head_;            // key block being loaded: next tile to copy, and kv head
-  int skipped_;                // key block being loaded: number of first keys that no query sees
+  int skipped_;                // key block being loaded: leading keys that no query attends to
   unsigned visible_;           // number of visible keys after the skipped ones
 };
 
-// A ring of tiles of K and V in shared memory. The copies to all stages but one are in flight.
+// A ring of tiles of K and V in shared memory. While one tile is used, copies to all other stages
+// are in flight.
 template <class Config>
 class KvRing {
   using Target = typename Config::Target;
@@ -146,8 +147,8 @@ class KvRing {
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) fetch(p, i);
   }
-  // Waits for the next tile. All threads have read the previous tile by then, so its stage is
-  // filled again.
+  // Waits for the next tile and returns its address. All threads have then read the previous tile,
+  // so the next copy to its stage is started.
   __device__ __forceinline__ uint32_t next(const DecodeParams& p) {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<STAGES - 2>();
     __syncthreads();

@@ -68,7 +68,7 @@ struct Partial {
   }
 };
 
-// The ranges of keys that the two rows of a lane see.
+// The key ranges visible to the two rows of a lane.
 struct TileRows {
   int begin[2], end[2];
 
@@ -82,16 +82,16 @@ struct TileRows {
       const int last = p.right >= UNBOUNDED ? at.extent.visible_end : i + p.right + 1;
       begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
       end[h] = min(last, at.extent.visible_end);
-      // A row past the last one sees all keys, so that it does not narrow common_keys().
+      // A row past the last one gets all keys, so that it does not narrow common_keys().
       if (row >= at.extent.rows(p)) begin[h] = 0, end[h] = at.extent.visible_end;
     }
   }
 
-  // Returns the keys that both rows see.
+  // Returns the keys visible to both rows.
   __device__ __forceinline__ int2 common_keys() const {
     return {max(begin[0], begin[1]), min(end[0], end[1])};
   }
-  // Tells if all rows of the warp see all keys of the key block.
+  // Tells if all keys of the key block that starts at key0 are visible to all rows of the warp.
   __device__ __forceinline__ bool all_visible(int key0) const {
     return all_visible(common_keys(), key0);
   }
@@ -186,7 +186,7 @@ struct QueryLoader {
   }
 };
 
-// Stores partial result `number` to the workspace.
+// Stores a partial result to the workspace, at index `number`.
 template <int OT, class Place>
 __device__ __forceinline__ void store_partial(const DecodeParams& p, const Partial<OT>& partial,
                                               int64_t number, const Place& own) {

@@ -1,9 +1,9 @@
 // Finds the key blocks that a thread block computes: its split of the work.
 //
 // A work tile is block_rows rows of one kv head of one batch entry, together with the key blocks
-// that any of these rows sees. The key blocks of all work tiles are put in one sequence, tile after
-// tile, and cut into equal splits, one per thread block (stream-K). The host need not know the
-// lengths of the sequences.
+// visible to any of these rows. The key blocks of all work tiles are numbered consecutively, tile
+// after tile, and cut into equal splits, one per thread block (stream-K). The host need not know
+// the lengths of the sequences.
 //
 // If a work tile lies within one split, that split computes its final result. Otherwise each split
 // stores partials of its part of the tile: one per complete group, and one per key block of a group
@@ -72,7 +72,7 @@ struct CachePlace {
 struct RowTile {
   int batch, place;
 
-  // Returns row tile `number`. Every batch entry counts as row_tiles tiles.
+  // Returns the row tile with index `number`, if every batch entry counts as row_tiles tiles.
   __device__ __forceinline__ static RowTile at(const DecodeParams& p, int number) {
     const int batch = divide(number, p.by_tiles);
     return {batch, number - batch * p.row_tiles};
@@ -83,14 +83,14 @@ struct RowTile {
 };
 
 // The key blocks [first, end) of a row tile. Without tiles_differ, every row tile has the key
-// blocks that any query of the sequence sees. The bits are the same: key blocks that no row of a
-// tile sees add nothing.
+// blocks visible to any query of the sequence. The result has the same bits: a key block without a
+// visible key for the tile's rows changes nothing.
 struct DecodeExtent {
   int q0, seqlen_q;                // first query and number of queries of the batch entry
   int tiles;                       // number of row tiles of the batch entry; 0: nothing to compute
   int shift;                       // query i is on the diagonal at key i + shift
   int leftpad;                     // see CacheKeys
-  int visible_begin, visible_end;  // keys that any row sees
+  int visible_begin, visible_end;  // keys visible to any row
   int first, end;
 
   DecodeExtent() = default;
@@ -120,8 +120,8 @@ struct DecodeExtent {
               first + 1);  // a tile without keys has one empty key block
   }
   // Returns the row tile at index `place` of the order of computation. With tiles_differ, the order
-  // alternates between the first and the last tiles: later queries may see more keys, so each split
-  // gets long and short tiles.
+  // alternates between the first and the last tiles. Later queries may attend to more keys, so each
+  // split gets long and short tiles.
   __device__ __forceinline__ int tile_at(const DecodeParams& p, int place) const {
     return !p.tiles_differ ? place : place % 2 == 0 ? place / 2 : tiles - 1 - place / 2;
   }
@@ -145,7 +145,7 @@ struct RowEnd {
   }
 };
 
-// A position in the sequence of the key blocks of all work tiles. The kv heads of a row tile are
+// A position in the numbering of the key blocks of all work tiles. The kv heads of a row tile are
 // adjacent, so that all heads of a page are read at about the same time.
 struct DecodeCursor {
   int batch, place, head, key_block;
@@ -215,7 +215,7 @@ struct DecodeCursor {
   }
 };
 
-// Stores a cursor, which is equal in all lanes of a warp, to the warp's variable in shared memory.
+// Stores a cursor, the same in all lanes of a warp, to the warp's variable in shared memory.
 __device__ __forceinline__ void set_cursor(DecodeCursor& kept, const DecodeCursor& at) {
   __syncwarp();  // all lanes have read the previous cursor
   if (threadIdx.x % 32 == 0) kept = at;
@@ -384,7 +384,7 @@ struct DecodeSplits {
     }
   }
 
-  // Returns the number of the first partial of a group that splits share. The partials of its other
+  // Returns the index of the first partial of a group that splits share. The partials of its other
   // key blocks follow.
   __device__ __forceinline__ int64_t key_block_partial(const DecodeParams& p,
                                                        const DecodeCursor& at) const {
@@ -397,16 +397,16 @@ struct DecodeSplits {
     return grain == Grain::KEY_BLOCK &&
            at.last_partial<SOFTMAX_BLOCKS>(first, last) >= begin(split + 1);
   }
-  // Returns the number of the partial of a complete group in `split`. Groups of a work tile that
+  // Returns the index of the partial of a complete group in `split`. Groups of a work tile that
   // began in an earlier split are counted upwards from the split's first partial. Groups of a work
-  // tile that continues in a later split are counted downwards from the last. Either tile may be
-  // cut within a group.
+  // tile that begins in this split and continues in a later one are counted downwards from its last
+  // partial. Either tile may be cut within a group.
   __device__ __forceinline__ int64_t group_partial(const DecodeParams& p, const DecodeCursor& at,
                                                    int split) const {
     const int first = begin(split), end = begin(split + 1);
     const int places = (each_ + 1) / GROUP + 4;
     const int group = at.key_block / GROUP;
-    const auto group_at = [&](int position) {  // number of this tile's group at index `position`
+    const auto group_at = [&](int position) {  // index of the tile's group at cursor `position`
       return (at.key_block + (position - at.position)) / GROUP;
     };
     const int place =
@@ -425,8 +425,8 @@ struct DecodeSplits {
     return (key_blocks + step - 1) / step * step;
   }
   // Tells if the longest split costs no more with complete groups than with cut groups. With cut
-  // groups, a split may also store the partials of a group. Writing and reading the partial of a
-  // key block costs partial_rows / 64 times as much as reading its keys and values.
+  // groups, a split may also store a partial per key block of a group. Writing and reading such a
+  // partial costs partial_rows / 64 times as much as reading the keys and values of the key block.
   __device__ __forceinline__ bool prefers_groups(const DecodeParams& p) const {
     if constexpr (SOFTMAX_BLOCKS > 1) {
       return longest(GROUP) == longest(SOFTMAX_BLOCKS);

@@ -1,8 +1,8 @@
 // Row statistics of the backward: delta = rowsum(dout * out) - dlse, and lse in base 2. lse is +inf
 // for padding rows and rows without a key, so that exp2(s - lse) is 0 there.
 //
-// Grid      x = query head (fastest, heads are adjacent in memory), tile of rows, padded to
-//           STATISTICS_ALIGNMENT, batch entry.
+// Grid      x = query head (fastest, because heads are adjacent in memory), tile of rows (their
+//           number is padded to STATISTICS_ALIGNMENT), batch entry.
 // Block     WARPS warps; LANES_PER_ROW lanes share a row, 16 bytes at a time.
 #pragma once
 
@@ -83,8 +83,8 @@ __device__ __forceinline__ void fill_uncovered(const DeltaParams& p, const Delta
                                       });
 }
 
-// Clears the semaphores of the fused kernel, which runs next. Most calls have fewer semaphores than
-// threads.
+// Sets BwdParams::dq_turns of the fused kernel, which runs next, to 0. Most calls have fewer
+// semaphores than threads.
 template <class Config>
 __device__ __forceinline__ void clear_semaphores(const DeltaParams& p) {
   const int64_t first = int64_t{fresh_block()} * Config::THREADS + threadIdx.x;

@@ -14,15 +14,15 @@ namespace flash_dist {
 struct DkdvWork {
   const uint16_t *q, *dout;  // first query of query head 0
   int64_t statistics;        // statistics row of that query
-  const int4* entries;       // block iterator's entries, of query head 0 if masks differ by head
-  int begin, end;            // begin and end of the block iterator
+  const int4* entries;       // entries of the mask's list; null: a range
+  int begin, end;            // of the block iterator for query head group_heads_begin
   int batch, head;           // head: index of query head 0 among all query heads
   int group_heads_begin, group_heads_end;
   int seqlen_q, seqlen_k;
   int key0;
   int2 query_tiles;  // query tiles [x, y) of the block's query split
-  int slot0[2];      // slot of query tile 0 of query head 0, per key tile
-  int4 tiles[2];     // BAND: query tiles that see each key tile
+  int slot0[2];      // per key tile: slot of query tile 0 of query head 0; lists: see slot()
+  int4 tiles[2];     // BAND: the result of band_tiles() for each key tile
 };
 
 // A pipeline item: a stage of queries of one query head.
@@ -95,7 +95,8 @@ struct DkdvCursor {
     return steps * PER_TILE;
   }
 
-  // Returns the slot of the item's dS. Called by one thread.
+  // Returns the dS slot of the item and one of the block's key tiles (half = 0 or 1); -1: not
+  // stored. For lists, adds slot0 to the slot in TileList::slots. Called by one thread.
   __device__ __forceinline__ int slot(const BwdParams& p, const DkdvWork& w, int half) const {
     if (p.ds == nullptr) return -1;
     const int head = head_in_group * static_cast<int>(p.ds_tiles_per_head);
@@ -134,8 +135,8 @@ struct DkdvCursor {
   }
 };
 
-// Returns the mask's code for the item's 64 queries and one of the block's key tiles (half = 0 or
-// 1).
+// Returns the mask's code for the query tile of an item and one of the block's key tiles (half = 0
+// or 1).
 __device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w,
                                          const DkdvItem& item, int half) {
   if (p.mask.kind == MaskKind::TILES) return half == 0 ? item.known.y : item.known.z;
@@ -151,15 +152,15 @@ __device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w,
   return range.covers(key0, MASK_TILE) ? TILE_FULL : TILE_ROWS;
 }
 
-// Finds where the block's dS is stored, and which query tiles of a band see its key tiles. The
-// chunk starts at key tile `first`.
+// Finds where the block's dS is stored and, for bands, which query tiles attend to its key tiles.
+// The chunk starts at key tile `first`.
 template <class Config>
 __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
                                            const DkdvBlock& block, const Mask& mask,
                                            const DsLayout& layout, int first) {
   const int n = block.key0 / DS_TILE;
   const Mask mask0 = DkdvCursor<Config>::mask_of(p, work, 0);
-  const int heads_before =  // query heads of the chunk before this block's first
+  const int heads_before =  // + head_in_group: query heads of the chunk before that head
       (block.unit * p.group_split + block.split) * p.members - work.group_heads_begin;
   const int slot0 = heads_before * static_cast<int>(p.ds_tiles_per_head);
   for (int half = 0; half < (Config::BLOCK_N > MASK_TILE ? 2 : 1); ++half) {

@@ -1,4 +1,4 @@
-// Dot products of rows held in registers in memory order.
+// Dot products of parts of rows that were loaded to registers without rearranging.
 #pragma once
 
 #include "ptx/convert.cuh"

@@ -1,7 +1,8 @@
 // The layout of the spilled dS in memory. dS^T of one query head is split into 64x64 tiles (key
-// tile n, query tile m). Only tiles that the mask does not fully mask have a slot. Slots are
-// ordered by key tile, then by query tile. A tile is 4 x 4 blocks of 16 keys by 16 queries. A block
-// is stored as the A fragment of mma m16n8k16: 16 bytes per lane.
+// tile n, query tile m). Every tile with visible scores has a slot; most fully masked tiles of
+// causal masks and two-sided windows have none. Slots are ordered by key tile, then by query tile.
+// A tile is 4 x 4 blocks of 16 keys by 16 queries. A block is stored as the A fragment of mma
+// m16n8k16: 16 bytes per lane.
 //
 // This is the layout for bands, whose slots are computed from the band and the sequence lengths.
 // Masks with arrays store their slots (MaskParams::key_slots, TileList::slots).
@@ -19,9 +20,9 @@ constexpr int DS_BLOCK_BYTES = 16 * 16 * 2;
 
 class DsLayout {
  public:
-  // Computes the layout for one sequence with seqlen_q queries and seqlen_k keys. dense: every
-  // query tile of the longest sequence, which has longest_q queries, has a slot. This is used for
-  // packed tensors, because the host does not know the lengths of their sequences.
+  // Computes the layout for one sequence with seqlen_q queries and seqlen_k keys. dense: each key
+  // tile has as many slots as the longest sequence, with longest_q queries, has query tiles. This
+  // is used for packed tensors, because the host does not know the lengths of their sequences.
   template <class Mask>  // MaskBand on the host, MaskParams in kernels
   FLASH_DIST_HOST_DEVICE DsLayout(const Mask& mask, int seqlen_q, int seqlen_k, bool dense,
                                   int longest_q)
@@ -44,13 +45,13 @@ class DsLayout {
 
   FLASH_DIST_HOST_DEVICE int query_tiles() const { return query_tiles_; }
 
-  // Query tiles that see key tile n: [query_begin(n), query_end(n)), empty if begin >= end.
+  // Query tiles [query_begin(n), query_end(n)) that attend to key tile n; none if begin >= end.
   FLASH_DIST_HOST_DEVICE int query_begin(int n) const { return clamp(n - later_); }
   FLASH_DIST_HOST_DEVICE int query_end(int n) const {
     return earlier_ == FAR ? query_tiles_ : clamp(n + earlier_ + 1);
   }
 
-  // Key tiles that query tile m sees: [key_begin(m), key_end(m)), possibly past the last key tile.
+  // Key tiles [key_begin(m), key_end(m)) visible to query tile m, possibly past the last key tile.
   FLASH_DIST_HOST_DEVICE int key_begin(int m) const {
     return earlier_ == FAR || m < earlier_ ? 0 : m - earlier_;
   }
@@ -87,7 +88,8 @@ class DsLayout {
   }
   FLASH_DIST_HOST_DEVICE static int tiles_up(int x) { return -floor_tiles(-x); }
 
-  // Returns the sum of min(max(i - later, 0), query_tiles) over min(later, 0) <= i < n.
+  // Returns the number of slots that the key tiles before n do not have, plus a constant: the sum
+  // of min(max(i - later, 0), query_tiles) over min(later, 0) <= i < n.
   FLASH_DIST_HOST_DEVICE int64_t skipped(int n) const {
     const int64_t k = static_cast<int64_t>(n) - later_;
     if (k <= 0) return 0;
@@ -97,8 +99,8 @@ class DsLayout {
   }
 
   int query_tiles_;
-  int later_;    // key tile n is seen by query tiles from n - later_ on
-  int earlier_;  // key tile n is seen by query tiles up to n + earlier_
+  int later_;    // key tile n is visible to query tiles from n - later_ on
+  int earlier_;  // key tile n is visible to query tiles up to n + earlier_
   int width_;    // slots per key tile, or TRIANGLE
   bool from_begin_;
 };

@@ -13,7 +13,7 @@ struct FwdKvcacheCall {
   float4* parked;     // O of each block's query tile, parked_bytes() bytes; null if 0 bytes
 };
 
-// From this many value columns on, O of a query tile does not fit in shared memory beside K and V.
+// From this many value columns on, shared memory cannot hold O of a query tile and K and V.
 constexpr int PARKED_COLUMNS = 256;
 
 // Returns the bytes of global memory in which the blocks store O of their query tile while they

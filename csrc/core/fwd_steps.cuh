@@ -66,9 +66,9 @@ __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const Fw
   }
 }
 
-// Calls step(masked) for key blocks j down to the first: masked blocks, blocks without a mask, then
-// masked blocks. With a score modification all blocks count as masked. ALWAYS: all blocks count as
-// masked, in one loop.
+// Calls step(masked) for key blocks j down to the first. masked is false for the full blocks, which
+// need no mask, and true for the blocks before and after them. With a score modification or ALWAYS,
+// masked is true for all blocks. ALWAYS compiles only one loop.
 template <bool ALWAYS, class Blocks, class Step>
 __device__ __forceinline__ void for_key_blocks(const FwdParams& p, const Blocks& blocks, int& j,
                                                const Step& step) {

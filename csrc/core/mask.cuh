@@ -1,6 +1,6 @@
-// Finds the keys that a query, or a few queries together, see. Fully masked tiles are skipped, and
-// fully visible tiles need no test. In the other tiles, scores are tested against 32-bit words with
-// one bit per key.
+// Finds the keys visible to a query, or to any of a few queries. Fully masked tiles are skipped,
+// and fully visible tiles need no test. In the other tiles, scores are tested against 32-bit words
+// with one bit per key.
 //
 // The kind of mask is a run-time value, tested once per tile, never per element.
 #pragma once
@@ -53,8 +53,8 @@ struct Mask : MaskPlace {
 
   __device__ __forceinline__ bool is_list() const { return p.kind == MaskKind::TILES; }
 
-  // Returns the keys from the first to the last one that any query of the batch entry sees. No
-  // other key is read.
+  // Returns a range that contains all keys visible to any query of the batch entry. No key outside
+  // the range is read.
   __device__ __forceinline__ RowSpan keys_that_exist(int batch) const {
     if (p.kind == MaskKind::BAND) return {band_begin(0), band_end(seqlen_q - 1)};
     if (p.key_bounds == nullptr) return {0, seqlen_k};
@@ -62,7 +62,7 @@ struct Mask : MaskPlace {
     return {bounds.x, bounds.y};
   }
 
-  // The key range of query i in a band.
+  // Begin and end of the key range of query i in a band.
   __device__ __forceinline__ int band_begin(int i) const {
     if (p.left >= UNBOUNDED) return 0;
     return min(max(i + shift() - p.left, 0), seqlen_k);
@@ -72,14 +72,14 @@ struct Mask : MaskPlace {
     return min(max(i + shift() + p.right + 1, 0), seqlen_k);
   }
 
-  // Returns the keys [x, y) that query i sees; past the last query, the keys of the last query.
+  // Returns the keys [x, y) visible to query i, or to the last query if i is past it.
   __device__ __forceinline__ int2 keys(int i) const {
     if (p.kind == MaskKind::BAND) return {band_begin(i), band_end(i)};
     return p.rows[static_cast<int64_t>(plane) * p.query_tiles * MASK_TILE + min(i, seqlen_q - 1)];
   }
 
-  // Returns the key range of existing queries in [row0, row0 + rows). Only for bands and ROWS
-  // masks.
+  // Returns the bounds of the key ranges of the queries in [row0, row0 + rows) that exist. Only for
+  // bands, and for ROWS masks, which give the bounds of all queries in the same tiles of 64.
   __device__ __forceinline__ KeyRange range(int row0, int rows) const {
     const int last = min(row0 + rows, seqlen_q) - 1;
     if (p.kind == MaskKind::BAND) {
@@ -101,8 +101,8 @@ struct Mask : MaskPlace {
     return {all.x, all.y, all.z, all.w};
   }
 
-  // Bit j: query i sees key key0 + j. key0 is a multiple of 32. code: the mask's code of the tile
-  // with these keys (TILE_ROWS if the mask is not a list).
+  // Returns a word whose bit j is set if key key0 + j is visible to query i. key0 is a multiple of
+  // 32. code: the mask's code of the tile with these keys (TILE_ROWS if the mask is not a list).
   __device__ __forceinline__ uint32_t word(int i, int key0, int code) const {
     if (code >= 0) {
       const uint2 bits = p.bits[static_cast<int64_t>(code) * MASK_TILE + i % MASK_TILE];

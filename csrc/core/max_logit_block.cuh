@@ -53,8 +53,8 @@ struct MaxLogitWork {
         blocks(Mask(p.mask, place), block.row0) {}
 };
 
-// A step copies or multiplies 64 columns. Products: the matrix products of the kernel family, as in
-// the gradient of a bias.
+// A step copies or multiplies 64 columns. Products: the matrix product of the kernel family, as in
+// core/bias_gradient.cuh.
 template <class Config, class Products>
 struct MaxLogit {
   using Target = typename Config::Target;
@@ -101,7 +101,7 @@ struct MaxLogit {
     OperandCopy<Config, BLOCK_M, COLUMNS> q;
     OperandCopy<Config, BLOCK_N, COLUMNS> k;
     int j, step;    // next step: its key block, and its index among the steps of this key block
-    bool copies_q;  // whether this step copies Q
+    bool copies_q;  // whether the last step that fetch() started copies Q
   };
 
   // Starts the copies of step i.
@@ -146,7 +146,7 @@ struct MaxLogit {
         for (int i = 0; i < 4; ++i) top[m][i / 2] = larger<Target>(top[m][i / 2], s.x[m][n][i]);
   }
 
-  // Returns the largest score of this lane's existing rows.
+  // Returns the largest score, times the softmax's scale, of the lane's rows that exist.
   __device__ __forceinline__ float find_largest(const float (&top)[MT][2]) const {
     const int row = warp_row0 + static_cast<int>(threadIdx.x) % 32 / 4;
     float x = -INFINITY;

@@ -10,7 +10,8 @@
 
 namespace flash_dist {
 
-// The dtype of the elements and of the arithmetic: IEEE32 is fp32 multiplied with FFMA.
+// The dtype of the elements. FP32 and IEEE32 are both fp32: IEEE32 always multiplies with FFMA, and
+// FP32 with TF32 instructions (f32/product.cuh) on targets that have them.
 enum class Dtype : int { FP16 = 0, BF16 = 1, FP32 = 2, IEEE32 = 3 };
 
 constexpr bool is_fp32(Dtype dtype) { return dtype == Dtype::FP32 || dtype == Dtype::IEEE32; }
@@ -42,8 +43,8 @@ FLASH_DIST_HOST_DEVICE inline bool is_few_queries(int seqlen_q, int seqlen_k) {
   return seqlen_q <= (seqlen_k >= MORE_KEYS ? MORE_QUERIES : FEW_QUERIES) && seqlen_k >= MANY_KEYS;
 }
 
-// Codes of a tile of 64 queries and 64 keys in a list entry. A code >= 0 is the index of the tile's
-// bits in MaskParams::bits.
+// Codes of a tile of 64 queries and 64 keys in TileList::entries. A code >= 0 is the index of the
+// tile's bits in MaskParams::bits.
 constexpr int TILE_FULL = -1;
 constexpr int TILE_EMPTY = -2;
 constexpr int TILE_ROWS = -3;  // each query's key range must be tested
@@ -52,7 +53,7 @@ constexpr int TILE_ROWS = -3;  // each query's key range must be tested
 // entries [begin[i], begin[i + 1]), ascending.
 struct TileList {
   const int* begin;  // [batches * heads * lines + 1]
-  // {tile on the other axis, code for the line's first 64, code for its second 64 queries or keys,
+  // {tile on the other axis, code for the line's first 64 queries or keys, code for its second 64,
   // 0}. For lines of 128 keys the last element is 2 * (number of later lines with the same tile) +
   // (1 if no earlier line has this tile).
   const int4* entries;
@@ -71,9 +72,9 @@ struct MaskParams {
   int batch_planes, head_planes;  // plane = batch * batch_planes + query head * head_planes
   int query_tiles, key_tiles;     // ROWS, TILES: ceil(seqlen_q / 64), ceil(seqlen_k / 64)
   const int2* key_bounds;         // [batches] keys [x, y) that may be read; null: all
-  const int2* rows;               // [plane, query_tiles * 64] keys [x, y) that a query sees
+  const int2* rows;               // [plane, query_tiles * 64] keys [x, y) visible to each query
   const int4* query_ranges;  // [plane, query_tiles] min and max of rows.x, min and max of rows.y
-  const int2* key_ranges;    // [plane, key_tiles] query tiles [x, y) that see the key tile
+  const int2* key_ranges;    // [plane, key_tiles] query tiles [x, y) that attend to each key tile
   const int* key_slots;      // [key_tiles + 1] dS slots before each key tile, same for all planes
   TileList by_query[2];      // TILES: lines of 64 and of 128 queries
   TileList by_key[2];        // TILES: lines of 64 and of 128 keys
@@ -87,11 +88,11 @@ inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, 
 // the general families have.
 constexpr float FAST_CAP = 100.0f;
 
-// Within these limits of scale / cap, the powers in the polynomial of sm90/score_mod.cuh are normal
-// numbers. The general families serve calls outside of them.
+// Limits of softmax_scale / cap, within which the powers in the polynomial of sm90/score_mod.cuh
+// are normal numbers. Calls outside these limits run on the general families.
 constexpr float LEAST_INSIDE = 1e-5f, LARGEST_INSIDE = 1e4f;
 
-// The score modification between scaling and masking, see core/scores.cuh. All zero: none.
+// The score modification before masking, see core/scores.cuh. All zero: no modification.
 struct ScoreParams {
   float softcap;       // 0: no soft cap
   const float* alibi;  // slopes [num_heads_q] or [batch, num_heads_q]; null: none
@@ -113,7 +114,7 @@ struct BiasParams {
   float factor;  // 1 / softmax_scale; filled in at the call
 };
 
-// Decides which weights of P are dropped, see core/dropout.cuh. All zero: none.
+// Decides which weights of P are dropped, see core/dropout.cuh. All zero: no dropout.
 struct DropoutParams {
   const int64_t* rng_state;  // [2] seed and offset, on the device; null: no dropout
   uint32_t threshold;        // 65536 * the kept fraction, shifted left by 16
@@ -150,14 +151,14 @@ struct FwdParams {
   int total_q, total_k;                                // packed: numbers of tokens
   int head_dim, head_dim_v;                            // columns without padding
   int heads_together;                                  // the `width` of core/schedule.cuh
-  int leaves_few;  // packed: other kernels compute the sequences of few queries on many keys
+  int leaves_few;  // packed: 1 if other kernels compute the sequences with is_few_queries()
   float softmax_scale;
   Packing packing;
   MaskParams mask;
   BlockOrder order;  // order, by_num_heads_q and by_group are filled in at the launch
   Divisor by_num_heads_q, by_group;
   ScoreParams scores;
-  const float* sinks;  // [num_heads_q]: an extra logit per row, without a value; null: none
+  const float* sinks;  // [num_heads_q] extra logit in each row of a head, without v; null: none
   int sm_count;        // multiprocessors of the device
   BiasParams bias;     // set by the caller
 };
@@ -183,7 +184,7 @@ struct DeltaParams {
   const float* dlse;  // same shape as lse, or null
   float* lse_log2;    // lse in base 2, rows as in core/sequence.cuh; +inf: no key, or padding
   float* delta;       // same rows as lse_log2; times DS_SCALE; 0 for padding
-  View dq, dk, dv;    // packed: only uncovered rows are written here
+  View dq, dk, dv;    // packed: the delta kernel writes zeros to their uncovered rows
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
   int total_q, total_k;
   int head_dim, head_dim_v;
@@ -203,7 +204,7 @@ struct DeltaParams {
 struct BwdParams {
   View q, k, v, dout;
   View dq, dk, dv;
-  const float* lse_log2;  // rows of statistics, [num_heads_q or batch * num_heads_q, rows_padded]
+  const float* lse_log2;  // [batch * num_heads_q, rows_padded], packed: [num_heads_q, rows_padded]
   const float* delta;
   void* ds;           // spilled dS tiles of this chunk, see core/ds_layout.h; null: not stored
   float* dq_accum;    // sums of dQ [units, group, seqlen_q padded to 128, head_dim]; null: not kept
@@ -236,7 +237,7 @@ struct BwdParams {
   bool first_keys_first;      // blocks add to dQ in ascending key order; never for lists of tiles
   bool stores_ds;             // the dK/dV kernel may store dS
   int query_split;            // blocks that share the queries of each group split
-  int64_t stripe_rows;        // rows between the dK and dV sums of two query splits
+  int64_t stripe_rows;        // rows from the dK or dV sums of a query split to those of the next
   BiasParams bias;            // set by the caller
 };
 
@@ -257,7 +258,7 @@ constexpr int BIAS_TILE = 64;
 
 struct BiasGradientParams {
   BwdParams p;
-  float* parts;                  // [splits, batches, heads, queries or tiles, keys or tiles]
+  float* parts;  // [splits, batches, heads, queries, keys]; one sum per tile of a broadcast axis
   int batches, heads;            // sizes of the bias; 1 if broadcast
   int visits;                    // (batch entry, query head) pairs per element of the bias
   int splits;                    // blocks that share the visits of a tile

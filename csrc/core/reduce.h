@@ -1,4 +1,5 @@
-// Adds the fp32 partial sums of dK, and those of dV, in ascending order, and rounds each sum once.
+// Adds the fp32 partial sums of dK, and those of dV, in ascending order of the splits, and rounds
+// each result once.
 //
 // Grid      x = tile of rows over all batch entries and kv heads of dK, then of dV. A thread owns 8
 //           columns of one row.

@@ -49,8 +49,8 @@ __device__ __forceinline__ float alibi_slope(const ScoreParams& p, int batch, in
   return p.alibi == nullptr ? 0.0f : p.alibi[batch * p.alibi_batch + head];
 }
 
-// Position of a warp's tile of scores: its first query, counted from the bottom right, and its
-// first key.
+// Position of a warp's tile of scores. row0: its first query + seqlen_k - seqlen_q. key0: its first
+// key. slope: ALiBi's slope of the query head.
 struct ScorePlace {
   float slope;
   int row0, key0;
@@ -116,8 +116,8 @@ __device__ __forceinline__ void apply_score_mod(Accumulator<MT, NT>& s, const Sc
   apply_score_mod<TANH, TRANSPOSED>(s, p, at, [](int, int, int, float) {});
 }
 
-// Replaces the products q . k in s by scores. Also changes dP so that dS = P * (dP - delta) is the
-// derivative by q . k * scale. For the dQ kernels, which have both products of a query tile.
+// Replaces the products q . k in s by scores. Also changes dP so that P * (dP - delta) is the
+// gradient with respect to q . k * scale. For the dQ kernels, which have S and dP at the same time.
 template <Tanh TANH, int MT, int NT>
 __device__ __forceinline__ void apply_score_mod_to_both(Accumulator<MT, NT>& s,
                                                         Accumulator<MT, NT>& dp,

@@ -35,8 +35,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 // How to compute the factor that rescales O and the sums when a row maximum grows. The offset,
 // maximum * scale_log2, is rounded. With scores in the hundreds this rounding changes P by 2^-16,
 // in the same direction for the whole row until the maximum grows again. ROUNDED computes the
-// factor from the rounded offsets, with which P was computed. EXACT computes the factor from the
-// maxima, which is accurate enough for a 16-bit P.
+// factor from the rounded offsets, with which P was computed. EXACT does not round the offset of
+// the previous maximum, which is accurate enough for a 16-bit P.
 enum class Offsets { EXACT, ROUNDED };
 
 template <Offsets OFFSETS>
@@ -53,9 +53,9 @@ __device__ __forceinline__ float find_top(const Accumulator<MT, NT>& s, float to
   return quad_max(top);
 }
 
-// S -> P = exp2(S * scale_log2 - row_max). Rescales the sums. Returns true if a maximum has grown:
-// the caller then rescales O. Rows whose maximum stays get a factor of exactly 1. top_of(m, h)
-// returns the new maximum of a row.
+// S -> P = exp2((S - row_max) * scale_log2). Rescales the sums, and sets `rescale` to the factors
+// of O: exactly 1 for rows whose maximum stays. Returns true if a maximum has grown: the caller
+// then rescales O. top_of(m, h) returns the new maximum of a row.
 template <Offsets OFFSETS, int MT, int NT, class TopOf>
 __device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, SoftmaxState<MT>& state,
                                                  float (&rescale)[MT][2], float scale_log2,
@@ -145,10 +145,10 @@ __device__ __forceinline__ void normalize_rows(Accumulator<MT, OT>& o,
     }
 }
 
-// Converts scores S of latent keys to P = exp2(S * scale - top). Each tile of keys is then
-// multiplied with V (its first columns) before the next one is read. top and sum: running values of
-// the lane's two rows; sum covers the lane's columns only. Rescales sum by `keep`; the caller
-// rescales O.
+// Converts scores S of a tile of latent keys to P = exp2(S * scale - top). The caller multiplies P
+// with V before it reads the next tile. top and sum: running values of the lane's two rows; sum
+// covers the lane's columns only. Sets `keep` to the factors of earlier keys and rescales sum; the
+// caller rescales O.
 template <int NT>
 __device__ __forceinline__ void to_weights(Accumulator<1, NT>& s, float (&top)[2], float (&sum)[2],
                                            float (&keep)[2], float scale_log2) {

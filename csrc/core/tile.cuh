@@ -154,8 +154,9 @@ struct OperandCopy {
   __device__ __forceinline__ void land(uint32_t smem) { words.land(smem); }
 };
 
-// The address from which this lane's ldmatrix reads a tile, for the three operand roles. Rows count
-// from row 0 of the given address, which must be a multiple of 8. k and n are multiples of 16.
+// The address from which this lane's ldmatrix reads operand A or B from a tile. `tile` is the
+// address of a row whose index is a multiple of 8. at() and at_32() count rows from it, in
+// multiples of 8.
 template <int HEAD_DIM>
 struct Operand {
   using Layout = SwizzledRows<HEAD_DIM>;

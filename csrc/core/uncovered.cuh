@@ -2,10 +2,11 @@
 // document, after the last, or in a document beyond max_seqlen. No block computes them, and outputs
 // are allocated uninitialised. So out and the gradients are set to 0 there, and lse to -inf.
 //
-// Existing blocks do this before their own work: blocks of the forward write out and lse, blocks of
-// the delta kernel write dq, dk and dv. The delta kernel is launched once and first, and has
-// registers to spare. If every row is covered, a block spends only one more load from cu_seqlens,
-// which runs at the same time as the other loads, and a comparison.
+// Existing blocks do this before their own work. Blocks of the forward and decode kernels write out
+// and lse. Blocks of the delta kernel, or of the backward for short sequences, write dq, dk and dv.
+// The delta kernel is launched once and first, and has registers to spare. If every row is covered,
+// a block spends only a comparison and one more load from cu_seqlens, which runs at the same time
+// as the other loads.
 #pragma once
 
 #include "core/blocks.cuh"
