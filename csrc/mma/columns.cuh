@@ -1,4 +1,4 @@
-// A matrix product over some columns of a long head_dim, of 16-bit elements.
+// A matrix product of 16-bit elements over COLUMNS columns of a long head_dim.
 #pragma once
 
 #include "mma/fragments.cuh"

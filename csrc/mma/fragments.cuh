@@ -1,4 +1,4 @@
-// Helpers of the mma.sync kernels for a warp's fragments: products, operands, stores.
+// Helpers of the mma.sync kernels for a warp's fragments: matrix products, operands, stores.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -11,9 +11,10 @@ namespace flash_dist {
 
 constexpr int FRAGMENT_BYTES = 32 * 16;  // an A operand of 16 rows and 16 columns
 
-// C[16 * MT, 8 * NT] += A @ B^T. A: rows from a_row0 on, B: rows from b_row0 on, of [*, HEAD_DIM]
-// tiles in shared memory. b is Operand::b, or Operand::b_8 if NT = 1. UNROLL limits how far ahead
-// ptxas loads: 4 steps are 1 to 11 % faster than 2, if the registers suffice.
+// C[16 * MT, 8 * NT] += A @ B^T. A and B are rows of [*, HEAD_DIM] tiles in shared memory: those of
+// A from row 0 of `a` on, those of B from row b_row0 of `b` on. b is Operand::b, or Operand::b_8 if
+// NT = 1. UNROLL limits how far ahead ptxas loads: 4 steps are 1 to 11 % faster than 2, if the
+// registers suffice.
 template <class Target, class T, int HEAD_DIM, int UNROLL, int MT, int NT>
 __device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DIM> a,
                                          Operand<HEAD_DIM> b, int b_row0) {
@@ -81,7 +82,7 @@ __device__ __forceinline__ Operand<HEAD_DIM> share(Operand<HEAD_DIM> b_trans, in
 
 // Stores this warp's columns of MT 16-row tiles, rounded, as A fragments of 16 columns. A fragment
 // has FRAGMENT_BYTES bytes, a tile has BLOCKS fragments. at: this lane's address in fragment 0.
-// share: index of the warp's columns.
+// share: index of the warp's part of the columns.
 template <class Target, class T, int BLOCKS, int MT, int NT>
 __device__ __forceinline__ void put_fragments(uint32_t at, const Accumulator<MT, NT>& c,
                                               int share) {

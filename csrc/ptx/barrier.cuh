@@ -6,14 +6,14 @@
 
 namespace flash_dist {
 
-// Waits until `threads` threads (whole warps) have arrived at barrier `id`, 1..15. Orders their
-// shared memory accesses. __syncthreads() is barrier 0.
+// Arrives at barrier `id`, 1..15, and waits until `threads` threads (whole warps) have arrived.
+// Orders their shared memory accesses. __syncthreads() is barrier 0.
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   delay();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Arrives at the barrier without waiting.
+// Arrives at barrier `id` without waiting. threads: as in barrier_sync().
 __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   delay();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -27,7 +27,7 @@ __device__ __forceinline__ void let_next_start() {
   if constexpr (Target::NUMBER >= 90) asm volatile("griddepcontrol.launch_dependents;");
 }
 
-// Waits until all writes of the previous kernel are visible.
+// Waits until the previous kernel has ended and its writes are visible.
 template <class Target>
 __device__ __forceinline__ void wait_for_previous() {
   if constexpr (Target::NUMBER >= 90) asm volatile("griddepcontrol.wait;" ::: "memory");

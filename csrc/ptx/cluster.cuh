@@ -43,17 +43,18 @@ __device__ __forceinline__ uint32_t zero_behind(uint32_t x, int rank) {
   return x & static_cast<unsigned>(rank) / 16;
 }
 
-// Arrives at a barrier of another block, to tell it that it may overwrite data that this thread has
-// read.
+// Arrives at a barrier of another block, to tell that block that it may overwrite data that this
+// thread has read.
 //
-// NOTE: not .release.cluster, which would wait for all earlier stores of this thread.
+// NOTE: the instruction is not .release.cluster, which would wait for all earlier stores of this
+// thread.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
   delay();
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
   delay();
 }
 
-// Stores 16 bytes to the shared memory of another block, which sees them after cluster_sync().
+// Stores 16 bytes to the shared memory of another block, which may read them after cluster_sync().
 __device__ __forceinline__ void store_cluster_16(uint32_t smem, float4 x) {
   delay();
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "f"(x.x), "f"(x.y),
@@ -61,8 +62,8 @@ __device__ __forceinline__ void store_cluster_16(uint32_t smem, float4 x) {
                : "memory");
 }
 
-// Stores 16 bytes to the shared memory of another block, asynchronously. `barrier`, in that block,
-// counts the bytes.
+// Stores 16 bytes to the shared memory of another block, asynchronously. `barrier`, which is in the
+// same memory, counts the bytes.
 __device__ __forceinline__ void store_remote_16(uint32_t smem, uint4 r, uint32_t barrier) {
   delay();
   asm volatile(

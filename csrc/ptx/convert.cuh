@@ -1,4 +1,5 @@
-// Rounding between fp32 and pairs of 16-bit elements, and the special-function unit.
+// Conversions between fp32 and pairs of 16-bit elements, and approximations by the special-function
+// unit.
 #pragma once
 
 #include <type_traits>
@@ -41,7 +42,7 @@ __device__ __forceinline__ float2 unpack(uint32_t x) {
   }
 }
 
-// Returns both elements of a register, with 0 in place of negative ones. Since sm_80.
+// Returns both elements of a register, with 0 in place of negative ones. NaN stays. Since sm_80.
 template <class T>
 __device__ __forceinline__ uint32_t relu(uint32_t x) {
   uint32_t r;

@@ -1,5 +1,5 @@
-// Random delays wherever threads synchronize: results must not depend on which thread arrives
-// first.
+// Random delays wherever threads synchronize, to test that results do not depend on which thread
+// arrives first.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace flash_dist {
 // this warp sleeps: mostly for less than a microsecond, sometimes for 100 times as long as a matrix
 // product takes.
 //
-// NOTE: without a branch, so that the surrounding code stays the same. All lanes sleep equally
+// NOTE: delay() has no branch, so that the surrounding code stays the same. All lanes sleep equally
 // long, so that they stay converged.
 __device__ __forceinline__ void delay() {
 #ifdef FLASH_DIST_DELAYS

@@ -12,15 +12,14 @@ __device__ __forceinline__ float max_nan(float x, float y) {
   return r;
 }
 
-// Returns the larger elements of two pairs of bf16. Since sm_80.
+// Returns the elementwise maximum of two pairs of bf16. Since sm_80.
 __device__ __forceinline__ uint32_t max_bf16x2(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   return r;
 }
 
-// Loads a float that other blocks change by atomics. Returns one of its values, perhaps not the
-// latest value.
+// Loads a float that other blocks change by atomics. The result may be an earlier value.
 __device__ __forceinline__ float load_relaxed(const float* number) {
   float x;
   asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(number) : "memory");

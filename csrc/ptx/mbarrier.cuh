@@ -9,8 +9,8 @@
 
 namespace flash_dist {
 
-// Initializes a barrier for `arrivals` arrivals per phase. Called by one thread. Must be followed
-// by mbarriers_made() and __syncthreads().
+// Initializes a barrier for `arrivals` arrivals per phase. Called by one thread, which must then
+// call mbarriers_made() before __syncthreads().
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }

@@ -55,9 +55,9 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 //
 // Splits x = high + low. A tf32 operand has 11 significant bits; the hardware ignores the rest of
 // the register. high is x rounded to 11 bits. low then has 12 bits with either sign, and loses at
-// most one. If high were truncated instead, low would have 13 bits and the sign of x, and the
-// errors of products would add up. Numbers from 2^128 - 2^116 on, which round to infinity, become
-// NaN.
+// most one bit. If high were truncated instead, low would have 13 bits and the sign of x, and the
+// errors of products would add up. For |x| from 2^128 - 2^116 on, high is infinite and the products
+// become NaN.
 __device__ __forceinline__ void split_tf32(uint32_t& high, uint32_t& low, uint32_t x) {
   high = (x + 0x1000u) & 0xffffe000u;
   low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));

@@ -1,5 +1,5 @@
-// Wrappers that limit the use of registers: special registers that are read again at each call, and
-// reallocation of registers between the warpgroups of a block (sm_90a).
+// Functions that keep the compiler from holding values in registers, and functions that move
+// registers between the warpgroups of a block (sm_90a).
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 
 namespace flash_dist {
 
-// Tile scheduler: returns the counter and increments it atomically.
+// Tile scheduler: increments the counter atomically, and returns its previous value.
 template <class Number>
 __device__ __forceinline__ Number fetch_next(Number* counter) {
   const Number number = atomicAdd(counter, Number{1});

@@ -81,7 +81,7 @@ __device__ __forceinline__ void wait_until_written() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Makes the writes to global memory that this thread sees visible to its next copies.
+// Makes writes to global memory that are visible to this thread also visible to its later copies.
 __device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }

@@ -59,7 +59,8 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 using DkdvConfig =
     DkdvConfigOf<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
 
-// Configuration of the kernel for all gradients of short sequences, which fit into one tile.
+// Configuration of the kernel that computes dQ, dK and dV of short sequences, which fit into one
+// tile.
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct WholeConfig
     : Config<WholePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {

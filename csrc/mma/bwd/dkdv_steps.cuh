@@ -40,8 +40,9 @@ using DkSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM / 8 / Config::SPLI
 template <class Config>
 using DvSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
 
-// YES, NO: for calls with or without soft cap or ALiBi (core/scores.cuh). MAYBE: decided at run
-// time. A step compiled for YES needs more registers, so it unrolls its products less.
+// YES, NO: for calls with or without soft cap, ALiBi or bias (ScoreParams::has_score_mod). MAYBE:
+// decided at run time. A step compiled for YES needs more registers, so it unrolls its products
+// less.
 enum class ScoreMod { NO, YES, MAYBE };
 
 // A stage of queries, multiplied with the warp's keys.
@@ -185,7 +186,7 @@ struct DkdvStep {
   }
 };
 
-// Adds a stage to the sums.
+// Adds the part of a stage of queries to dK and dV.
 template <class Config>
 struct DkdvCompute {
   using Step = DkdvStep<Config>;

@@ -1,4 +1,4 @@
-// dQ = dS @ K from the spilled dS, over the key tiles of the chunk that this block's queries see.
+// dQ = dS @ K from the spilled dS, over the key tiles of the chunk visible to a block's queries.
 //
 // Grid      x = query tile, query head of the chunk's (batch, kv head) pairs.
 // Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim. SPLIT = 2: two warps share

@@ -1,4 +1,4 @@
-// dQ with recomputed S and dP: the backward that needs no workspace.
+// dQ with recomputed S and dP, for calls that store no dS.
 //
 //   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dQ += dS @ K
 //
@@ -62,7 +62,7 @@ struct DqRecompute {
       }
   }
 
-  // Adds key tile j, which is in stage s.
+  // dQ += dS @ K for key tile j, which is in stage s.
   __device__ __forceinline__ void add(Sum& dq, const Statistics& lse, const Statistics& delta,
                                       float scale_log2, int j, int s) const {
     const int key0 = key_blocks.key0(j);
@@ -137,7 +137,8 @@ struct DqRecompute {
     }
   }
 
-  // Applies soft cap, ALiBi and mask to the scores of the keys from key0 on.
+  // Applies soft cap, ALiBi and mask to the scores of the keys from key0 + sub on. A soft cap also
+  // changes dp (apply_score_mod_to_both()).
   __device__ __forceinline__ void modify_scores(Scores& scores, Scores& dp, const Statistics& delta,
                                                 int key0, int sub, int code) const {
     if (p.scores.has_score_mod) {
@@ -162,7 +163,7 @@ struct DqRecompute {
   }
 
  private:
-  // Index of this warp among the SPLIT warps of its queries.
+  // Returns the index of this warp among the SPLIT warps that share its queries.
   __device__ __forceinline__ static int part() { return SPLIT == 1 ? 0 : threadIdx.x / 32 % SPLIT; }
   // The rows of K or V as operand B.
   template <int COLUMNS>

@@ -101,7 +101,7 @@ struct ShortSequence {
   __device__ __forceinline__ uint32_t lse() const { return smem + offsetof(Smem, lse_log2); }
   __device__ __forceinline__ uint32_t delta() const { return smem + offsetof(Smem, delta); }
 
-  // The warp's first key and first query.
+  // Returns the index of the warp's first key, which is also that of its first query.
   __device__ __forceinline__ static int row0() { return fresh_thread() / 32 * 16; }
 
   __device__ __forceinline__ Mask mask_of(int head_in_group) const {
@@ -109,7 +109,7 @@ struct ShortSequence {
     return Mask(p.mask, MaskPlace(p.mask, at.sequence, at.block.batch, at.head(p, head_in_group)));
   }
 
-  // The mask's code of the only tile.
+  // Returns the mask's code of the only tile.
   __device__ __forceinline__ int code_of(const Mask& mask) const {
     if (mask.is_list()) {
       const TileList& list = p.mask.by_query[0];
@@ -216,7 +216,7 @@ struct ShortSequence {
                                 });
   }
 
-  // Adds a query head to the sums of the warp's keys, and stores its dS^T.
+  // Adds a query head's part to dK and dV of the warp's keys, and stores dS^T of this head.
   __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int head_in_group) const {
     const float scale_log2 = p.softmax_scale * LOG2_E;
     const Mask mask = mask_of(head_in_group);
@@ -282,7 +282,7 @@ struct ShortSequence {
     }
   }
 
-  // dQ = dS @ K of the warp's queries                      [16, HEAD_DIM]
+  // Computes and writes dQ = dS @ K of the warp's queries  [16, HEAD_DIM]
   __device__ __forceinline__ void store_queries(int head_in_group) const {
     Accumulator<1, HEAD_DIM / 8> dq;
     dq.clear();

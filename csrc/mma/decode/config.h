@@ -19,8 +19,8 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_ROWS = Plan::ROWS;            // rows per work tile
   static constexpr int WARPS_N = WARPS * 16 / BLOCK_ROWS;  // warps that share 16 rows
   static constexpr int TILES = KEY_BLOCK / BLOCK_N;        // tiles of K, and of V, per key block
-  // KEY_WARPS of these warps share the keys of a tile. KEY_GROUPS such groups take the tiles
-  // round-robin.
+  // KEY_WARPS of the WARPS_N warps share the keys of a tile. KEY_GROUPS such groups of warps take
+  // the tiles round-robin.
   static constexpr int KEY_WARPS = WARPS_N < BLOCK_N / 8 ? WARPS_N : BLOCK_N / 8;
   static constexpr int KEY_GROUPS = WARPS_N / KEY_WARPS;
   static constexpr int OWN_TILES = TILES / KEY_GROUPS;   // tiles that contain a warp's keys
@@ -30,16 +30,16 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool IN_PAIRS = false;  // two blocks per work tile: mma/decode/pair.cuh
   using Layout = SwizzledRows<HEAD_DIM>;   // layout of Q, K and V in shared memory
   using Splits = DecodeSplits<THREADS>;
-  // Number of partial sums over the keys of a tile. It is 4 for every WARPS_N up to 4, so that the
-  // bits are the same.
+  // Number of partial sums of a row of P over a key block. It is 4 for every WARPS_N up to 4, so
+  // that the bits are the same.
   static constexpr int PARTS = WARPS_N < 4 ? 4 : WARPS_N;
   // True if no other warp shares a warp's rows. The warp then keeps P in registers, and O of the
   // work tile and the cursors must be in shared memory (mma/decode/rows.cuh).
   static constexpr bool OWNS_ROWS = WARPS_N == 1;
   static constexpr bool KEEPS_CURSORS = OWNS_ROWS;
-  // True if there are few registers: Q of the next work tile is then not loaded ahead. Before
-  // sm_80, registers hold tiles of K and V. PTX may be assembled for any target, and loading ahead
-  // would spill 16 bytes on sm_100.
+  // True if there are so few registers that, for HEAD_DIM > 128, Q of the next work tile is not
+  // loaded ahead. Before sm_80, registers hold tiles of K and V. PTX may be assembled for any
+  // target, and loading ahead would spill 16 bytes on sm_100.
   static constexpr bool FEW_REGISTERS = !Target::HAS_CP_ASYNC || Target::CODE == Code::PTX;
   static constexpr bool LOADS_LATE =
       BLOCK_ROWS > 16 || HEAD_DIM > 256 || (FEW_REGISTERS && HEAD_DIM > 128);

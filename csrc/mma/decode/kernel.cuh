@@ -10,7 +10,7 @@
 //           its tiles of V, then the next key block, also across work tiles.
 //
 // Each key block has its own softmax. Key blocks are combined to groups, and groups to the work
-// tile. If a work tile is shared with other splits, partials are stored, which
+// tile. If other splits have key blocks of the work tile, this split stores partials, which
 // core/decode_combine.h combines in the same order.
 #pragma once
 
@@ -26,7 +26,7 @@
 
 namespace flash_dist {
 
-// A thread block and its split. The members are in the order in which run() calls them.
+// A thread block and its split. The member functions are in the order in which run() calls them.
 // mma/decode/rows.cuh has the steps that depend on whether warps share rows.
 template <class Config>
 struct DecodeBlock {

@@ -48,8 +48,8 @@ struct BlockPair {
 
   __device__ __forceinline__ explicit BlockPair(Smem& smem_) : smem(smem_), rank(cluster_rank()) {}
 
-  // Returns the cursor at the first key block of this block. There is no tile if place >=
-  // extent.tiles.
+  // Returns the cursor at the first key block of this block. If the cursor has place >=
+  // extent.tiles, the cluster has no work tile.
   __device__ __forceinline__ DecodeCursor first(const DecodeParams& p) const {
     const int tile = static_cast<unsigned>(blockIdx.x) / Config::CLUSTER;
     const int row_tile = tile / p.num_heads_kv;
@@ -77,7 +77,8 @@ struct BlockPair {
     store_cluster_16(place(OT),
                      {key_block.top[0], key_block.top[1], key_block.sum[0], key_block.sum[1]});
   }
-  // Combines the key blocks of both blocks in their order, and writes the result.
+  // In the first block: combines the key blocks of both blocks in key order, and writes the result.
+  // The second block only takes part in the barrier that makes its partials visible.
   __device__ __forceinline__ void finish(const DecodeParams& p, const WarpPlace<Config>& own,
                                          Partial<OT>& group) const {
     if (rank == 0) cluster_wait();
@@ -92,7 +93,7 @@ struct BlockPair {
     tile.combine(group);
     store_result(p, tile, at, own);
   }
-  // Does what finish() does in the second block, if this block has no key blocks.
+  // Arrives at the barriers of send() and finish(), in a second block without key blocks.
   __device__ __forceinline__ static void finish() {
     cluster_wait();
     cluster_sync();

@@ -1,5 +1,5 @@
-// Two policies for the keys of a row: one warp has all keys, or several warps share them. Both
-// policies provide the steps of mma/decode/kernel.cuh that depend on this choice.
+// Two policies for the keys of a row: one warp has all keys, or several warps share them. Each
+// policy provides the steps of mma/decode/kernel.cuh that depend on this choice.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -73,8 +73,8 @@ struct OwnedRows {
   }
 };
 
-// WARPS_N warps share the rows; each has some keys of a tile. They exchange row maxima, P and sums
-// through shared memory. Then each computes some columns of O.
+// WARPS_N warps share the rows; each has some keys of the key block. They exchange row maxima, P
+// and sums through shared memory. Then each computes some columns of O.
 template <class Config>
 struct SharedRows {
   using Target = typename Config::Target;
@@ -120,7 +120,7 @@ struct SharedRows {
         smem.exchange.sums[own.warp_n * WARP_PARTS + i][own.row(h)] = sums[i][h];
       }
   }
-  // Returns part i of the sum, which any warp may read. Call this after a barrier.
+  // Returns partial sum i of a row, which another warp may have stored. Call this after a barrier.
   __device__ __forceinline__ float sum_of(const Sums&, int i, int h) const {
     return smem.exchange.sums[i][own.row(h)];
   }

@@ -18,7 +18,7 @@ struct FwdWork {
   const uint16_t *k, *v;  // first key of the sequence
   int row0;               // first query of the block
   MaskPlace place;
-  RowSpan keys;  // from the first to the last key that any query sees
+  RowSpan keys;  // the result of Mask::keys_that_exist()
   float slope;   // ALiBi slope
   KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
 

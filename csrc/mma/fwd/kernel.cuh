@@ -51,7 +51,7 @@ struct FwdTeam {
         number(threadIdx.x / 32 / Config::SPLIT),
         row0(number * Config::ROWS) {}
 
-  // Stores row maxima over the warp's keys. The other warps may read them after a barrier.
+  // Stores row maxima over the warp's keys. find_top_of_all() may read them after a barrier.
   template <int NT>
   __device__ __forceinline__ void store_tops(const Accumulator<MT, NT>& s) const {
     each_row([&](int m, int h) { store(m, h, find_top(s, -INFINITY, m, h)); });

@@ -15,15 +15,15 @@ struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
   static constexpr int LOADERS = THREADS;
-  static constexpr int BLOCK_ROWS = 16;              // rows per work tile: one mma, by all warps
+  static constexpr int BLOCK_ROWS = 16;              // rows per work tile, shared by all warps
   static constexpr int WARPS_N = WARPS;              // warps that share the columns of O
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys per tile
   static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // tiles per key block
   static constexpr bool V_IN_K = true;               // V is the first columns of K
   static constexpr bool KEEPS_CURSORS = false;
   using Layout = SwizzledRows<HEAD_DIM>;  // swizzle of Q, K and V in shared memory
-  // A warp's part of S in a tile: 16 keys, and 16 columns out of every LINE columns. The warp's
-  // steps are then whole 128-byte lines apart.
+  // A warp computes partial sums of S for 16 keys of a tile, over 16 columns out of every LINE
+  // columns of K. The warp's steps are then whole 128-byte lines apart.
   static constexpr int KEY_PARTS = BLOCK_N / 16;
   static constexpr int COLUMN_PARTS = WARPS / KEY_PARTS;
   static constexpr int LINE = COLUMN_PARTS * 16;

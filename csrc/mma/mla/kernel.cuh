@@ -2,11 +2,11 @@
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
 // Grid      As mma/decode/kernel.cuh: one block per split of the key blocks of all sequences.
-// Block     WARPS warps on 16 rows, the queries of all heads. S: a warp has 16 keys of a tile and
-//           part of the columns. It keeps Q of these columns in registers for the whole work tile.
-//           It stores its part of S in shared memory. Softmax: every warp sums the parts and so has
-//           all of S, as fragments of the second product. Warps exchange nothing else. O: a warp
-//           has some columns, for all keys.
+// Block     WARPS warps on 16 rows, the queries of all heads. S: a warp multiplies 16 keys of a
+//           tile over part of the columns. It keeps Q of these columns in registers for the whole
+//           work tile, and stores its partial sums of S in shared memory. Softmax: every warp adds
+//           the partial sums and so has all of S, as fragments of the second product. Warps
+//           exchange nothing else. O: a warp has some columns, for all keys.
 // Shared    A ring of tiles of K; Q; S.
 // Pipeline  Copies to all stages of the ring but one are in flight. Two barriers per tile: its
 //           copies have landed, and S is stored.
@@ -25,7 +25,7 @@
 
 namespace flash_dist {
 
-// The keys and columns for which a warp computes S.
+// Which 16 keys of a tile, and which part of the columns, a warp multiplies for S.
 template <class Config>
 struct ScorePart {
   int keys, columns;
@@ -40,7 +40,7 @@ template <class Config>
 struct LatentQueries {
   uint32_t steps[Config::STEPS][4];
 
-  // Loads Q through sQ to registers. All threads must call this, once all of them have finished
+  // Loads Q through sQ to registers. All threads must call this, after all of them have finished
   // reading sQ.
   __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at, uint32_t sQ,
                                        int part) {
@@ -54,7 +54,7 @@ struct LatentQueries {
   }
 };
 
-// S = Q @ K.T for 16 keys and part of the columns, stored for all warps.
+// Stores partial sums of S = Q @ K.T: for the warp's 16 keys, over its part of the columns.
 template <class Config>
 __device__ __forceinline__ void multiply_scores(typename Config::Scores& scores, uint32_t sK,
                                                 const LatentQueries<Config>& q,
@@ -78,7 +78,7 @@ __device__ __forceinline__ void multiply_scores(typename Config::Scores& scores,
   }
 }
 
-// S of a tile: the sum of the parts, in column order.
+// Returns S of a tile: the partial sums, added in column order.
 template <class Config>
 __device__ __forceinline__ Accumulator<1, 2 * Config::KEY_PARTS> add_scores(
     const typename Config::Scores& scores) {
