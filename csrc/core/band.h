@@ -16,7 +16,7 @@ namespace flash_dist {
 enum class MaskKind : int {
   BAND,   // query i attends to keys [i + shift - left, i + shift + right]; needs no arrays
   ROWS,   // query i attends to keys [rows[i].x, rows[i].y)
-  TILES,  // visible tiles in a list: each full, limited by ROWS, or with a bit per score
+  TILES,  // a list of visible tiles: each is full, limited by `rows`, or has a bit per score
 };
 
 constexpr int UNBOUNDED = 1 << 30;  // value of left or right: this side of the band is unlimited

@@ -1,5 +1,5 @@
-// The bias of a call: one value per score, added after soft cap and ALiBi. A value of MASKED or
-// below masks the score.
+// The bias of a call: one value per score, added like ALiBi. Calls with a soft cap have no bias. A
+// value of MASKED or below masks the score.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -53,8 +53,8 @@ struct BiasElements {
   }
 };
 
-// Adds the bias to scores with queries along the rows, from place.row0 on. Rows past the last query
-// get the last query's bias. Columns past the last key get none.
+// Calls Put::put() for scores and their bias. The rows of the scores are queries, from place.row0
+// on. Rows past the last query get the last query's bias. Columns past the last key get bias 0.
 template <class Elements, bool PAIRS, class Put, int MT, int NT>
 __device__ __forceinline__ void add_bias_rows(Accumulator<MT, NT>& s, const BiasParams& p,
                                               const BiasPlace& place, int seqlen_q, int seqlen_k) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void add_bias_rows(Accumulator<MT, NT>& s, const Bias
     }
 }
 
-// Adds the bias to S^T, whose rows are keys.
+// Like add_bias_rows(), for S^T, whose rows are keys.
 template <class Elements, class Put, int MT, int NT>
 __device__ __forceinline__ void add_bias_columns(Accumulator<MT, NT>& st, const BiasParams& p,
                                                  const BiasPlace& place, int seqlen_q,
@@ -118,8 +118,8 @@ __device__ __forceinline__ void add_bias_columns(Accumulator<MT, NT>& st, const 
     }
 }
 
-// Adds the bias of a call, if it has one. PAIRS: also compile code that loads the bias of two
-// adjacent keys at once.
+// Calls Put::put() for scores and the bias of a call, if it has one. PAIRS: also compile code that
+// loads the bias of two adjacent keys at once.
 template <class T, bool TRANSPOSED = false, class Put = AddBias, bool PAIRS = true, int MT, int NT>
 __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const BiasParams& p,
                                          const BiasPlace& place, int seqlen_q, int seqlen_k) {

@@ -1,5 +1,6 @@
-// Iterators over the key or query blocks that a thread block computes, without the fully masked
-// ones. Also finds where the dS of a key or query block is stored.
+// Iterators over the key or query blocks that a thread block computes: a range without the fully
+// masked blocks at its ends, or a list of blocks with visible scores. Also finds where the dS of a
+// key or query block is stored.
 #pragma once
 
 #include "core/ds_layout.h"
@@ -43,7 +44,8 @@ struct KeyBlockIterator {
   __device__ __forceinline__ int key0(int j) const {
     return entries == nullptr ? j * BLOCK_N : entries[j / SUB].x * MASK_TILE + j % SUB * BLOCK_N;
   }
-  // Returns the mask's code of block j for the first or second half of the queries (half = 0 or 1).
+  // Returns the mask's code of block j for the first or second half of the queries (half = 0 or 1);
+  // TILE_ROWS for a range.
   __device__ __forceinline__ int code(int j, int half) const {
     if (entries == nullptr) return TILE_ROWS;
     return half == 0 ? entries[j / SUB].y : entries[j / SUB].z;
@@ -93,7 +95,7 @@ struct QueryBlockIterator {
   }
 };
 
-// Returns the dS layout of a band. Packed documents have their own sequence lengths.
+// Returns the dS layout of a band for the lengths of one sequence.
 __device__ __forceinline__ DsLayout ds_layout(const BwdParams& p, const Sequence& sequence) {
   return DsLayout(p.mask, sequence.seqlen_q, sequence.seqlen_k, p.packing.cu_seqlens_q != nullptr,
                   p.seqlen_q);

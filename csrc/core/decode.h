@@ -35,7 +35,7 @@ struct CacheParams {
   const int* cache_batch_idx;   // [batch] cache entry of each batch entry; null: same index
   const int* cache_leftpad;     // [batch] keys to skip at the start of each sequence; null: none
   const int* block_table;       // [batch, capacity / page] cache entries; null: not paged
-  const int* cu_seqlens_k;      // [batch + 1] first key per sequence in entry 0; null: not packed
+  const int* cu_seqlens_k;      // [batch + 1] first keys, in cache entry 0; null: not packed
   int64_t table_row;            // row stride of block_table
   int entries, page, capacity;  // capacity: maximum number of keys per sequence
   int seqlen_new;               // new keys per sequence, which follow the cache_seqlens keys
@@ -58,12 +58,12 @@ struct DecodeParams {
   ScoreParams scores;
   const float* sinks;  // see FwdParams::sinks
   // How the work is split. The host code fills in these fields.
-  int block_rows;      // rows of a work tile; row r: query r / group of head r % group
-  int row_tiles;       // ceil(group * seqlen_q / block_rows): maximum number of tiles per kv head
-  int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
-  int splits;          // number of splits of all key blocks; a thread block computes one split
-  int tiles_differ;    // 1: key blocks visible to the tile's rows; 0: to any row of the sequence
-  int columns;         // compiled columns of a partial result
+  int block_rows;    // rows of a work tile; row r: query r / group of head r % group
+  int row_tiles;     // ceil(group * seqlen_q / block_rows): maximum number of tiles per kv head
+  int partial_rows;  // min(group * seqlen_q, block_rows): rows of a partial result
+  int splits;        // number of splits of all key blocks; a thread block computes one split
+  int tiles_differ;  // 1: a tile has the key blocks visible to its rows; 0: to any row of its head
+  int columns;       // compiled columns of a partial result
   int max_key_blocks;  // with more key blocks no work tile is split: partial_out would be too small
   float* partial_out;  // [partials, partial_rows, columns]
   float2* partial_stats;       // [partials, partial_rows] top and sum, core/combine.cuh

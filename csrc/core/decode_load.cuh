@@ -88,7 +88,7 @@ class KeyBlockLoader {
                                        int64_t row_stride, int key0, int columns) const {
     const int row = thread() / LANES;
     const int lane = thread() % LANES;
-    const int piece = ROWS > PAGE_STEP ? row / PAGE_STEP : 0;  // index of the pass's run of 16 keys
+    const int piece = ROWS > PAGE_STEP ? row / PAGE_STEP : 0;  // run of 16 keys in a pass
     const int64_t own = (row - piece * PAGE_STEP) * row_stride + lane * 8;
     uint4 staged[Target::HAS_CP_ASYNC ? 1 : PASSES * CHUNKS];
 #pragma unroll

@@ -115,7 +115,7 @@ struct TileRows {
 // different heads.
 struct TileScores {
   float slope[2];
-  int diagonal[2];  // key at distance 0, counted from the bottom right
+  int diagonal[2];  // key at distance 0: query + seqlen_k - seqlen_q
 
   template <class Place>
   __device__ __forceinline__ TileScores(const DecodeParams& p, const DecodeCursor& at,

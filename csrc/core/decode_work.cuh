@@ -129,7 +129,7 @@ struct DecodeExtent {
   __device__ __forceinline__ int rows(const DecodeParams& p) const { return p.group * seqlen_q; }
 };
 
-// Returns the number of groups of GROUP key blocks.
+// Returns the number of groups of GROUP key blocks in the extent of a row tile.
 template <int GROUP>
 __device__ __forceinline__ int count_groups(const DecodeExtent& extent) {
   return (extent.end - 1) / GROUP + 1 - extent.first / GROUP;

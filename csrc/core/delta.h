@@ -46,7 +46,7 @@ __host__ __device__ constexpr int padded_rows(int rows) {
 struct DeltaBlock {
   int tile, batch, head, head_kv, head_in_group;
   int q0, seqlen_q;  // first row and length of this batch entry
-  bool uncovered;    // queries or keys next to this document, or after all, are uncovered
+  bool uncovered;    // DocumentRows::uncovered of the queries or of the keys
 
   __device__ __forceinline__ explicit DeltaBlock(const DeltaParams& p)
       : q0(0), seqlen_q(p.seqlen_q), uncovered(false) {

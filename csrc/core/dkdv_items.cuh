@@ -1,5 +1,5 @@
-// The order in which a block of keys sums dK and dV: its stages of queries, and the mask's codes
-// for each stage.
+// The work of a block of keys of the dK/dV kernel: the stages of queries in the order of summation,
+// and the mask's codes for each stage.
 #pragma once
 
 #include "core/block_iterators.cuh"

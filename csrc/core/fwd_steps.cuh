@@ -1,4 +1,4 @@
-// Steps that the mma.sync forward kernels share, for 16-bit and fp32 elements.
+// Steps that the forward kernels of mma/ (16-bit dtypes) and f32/ (fp32) share.
 #pragma once
 
 #include <type_traits>
@@ -26,7 +26,8 @@ __device__ __forceinline__ void wait_for_copies() {
   __syncthreads();
 }
 
-// Adds the bias to a warp's scores. row0: the warp's first query in the tile.
+// Calls Put::put() (core/bias.cuh) for a warp's scores and their bias. row0: the warp's first query
+// in the tile.
 template <class T, class Put = AddBias, bool PAIRS = true, int MT, int NT>
 __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const FwdParams& p, int block_m,
                                          int row0, int key0) {

@@ -97,7 +97,7 @@ struct ScoreParams {
   float softcap;       // 0: no soft cap
   const float* alibi;  // slopes [num_heads_q] or [batch, num_heads_q]; null: none
   int alibi_batch;     // num_heads_q, or 0 if all batch entries share the slopes
-  // Filled in at the call:
+  // Filled in at the call (host/scores.h):
   int has_score_mod;   // 1 if there is a soft cap, ALiBi or a bias
   float scale;         // scale of the softmax: softmax_scale, or 1 after a score modification
   float scale_inside;  // factor of q . k in the score modification
@@ -160,7 +160,7 @@ struct FwdParams {
   ScoreParams scores;
   const float* sinks;  // [num_heads_q] extra logit in each row of a head, without v; null: none
   int sm_count;        // multiprocessors of the device
-  BiasParams bias;     // set by the caller
+  BiasParams bias;
 };
 
 // NOTE: `dropout` is in a derived struct, because a new member of FwdParams would change the
@@ -183,7 +183,7 @@ struct DeltaParams {
   const float* lse;   // see FwdParams::lse
   const float* dlse;  // same shape as lse, or null
   float* lse_log2;    // lse in base 2, rows as in core/sequence.cuh; +inf: no key, or padding
-  float* delta;       // same rows as lse_log2; times DS_SCALE; 0 for padding
+  float* delta;       // same rows as lse_log2; times DS_SCALE; 0: no key, or padding
   View dq, dk, dv;    // packed: the delta kernel writes zeros to their uncovered rows
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
   int total_q, total_k;
@@ -225,20 +225,20 @@ struct BwdParams {
   MaskParams mask;
   BlockOrder order;  // order and the divisors are filled in at the launch
   Divisor by_num_heads_kv, by_members, by_group_split;
-  float* normalizers;  // fp32: factor of P per statistics row, from the dQ kernel to dK/dV
+  float* normalizers;  // fp32: factor of P per statistics row; the dQ kernel stores it for dK/dV
   // For the fused kernel, whose blocks add to dq_accum one after the other: the tile scheduler's
   // counter, then a semaphore per tile of 64 queries, all 0 at the launch. Otherwise null.
   int* dq_turns;
   ScoreParams scores;
   SumRows sum_rows;
-  int member_begin, members;  // chunk's query heads, counted from the first head of a group split
+  int member_begin, members;  // the chunk's query heads of each group split: first one, number
   int sums_first, sums_last;  // first query chunk: starts dK, dV; last query chunk: writes them
   bool batch_invariant;       // results must not depend on the other sequences of the batch
   bool first_keys_first;      // blocks add to dQ in ascending key order; never for lists of tiles
   bool stores_ds;             // the dK/dV kernel may store dS
   int query_split;            // blocks that share the queries of each group split
   int64_t stripe_rows;        // rows from the dK or dV sums of a query split to those of the next
-  BiasParams bias;            // set by the caller
+  BiasParams bias;
 };
 
 struct BwdDropoutParams : BwdParams {

@@ -1,7 +1,7 @@
-// The order of blocks. Blocks of a group (a head or a kv head) share data. Causal tiles of a group
-// differ in length and are ordered longest first. Blocks are numbered so that `width` groups
-// advance together, tile by tile. With one group at a time, the long tiles of the last group would
-// start last. With all groups at once, blocks would share nothing in L2.
+// The order of blocks. Blocks of a group (a query head or kv head of a batch entry) share data.
+// Causal tiles of a group differ in length and are ordered longest first. Blocks are numbered so
+// that `width` groups advance together, tile by tile. With one group at a time, the long tiles of
+// the last group would start last. With all groups at once, blocks would share nothing in L2.
 //
 // A block finds its tile by divisions. The host knows the divisors, so the kernel multiplies
 // instead: n / d = floor(n * m / 2^(31 + l)) for 0 <= n < 2^31, l = ceil(log2(d)) and m =

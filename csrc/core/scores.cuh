@@ -3,8 +3,9 @@
 //   s = c * tanh(q . k * scale / c) - slope * |i + seqlen_k - seqlen_q - j|        soft cap, ALiBi
 //   lse = ln(sum of exp(s) over the keys + exp(sink))                              sink
 //
-// A kernel tests for a modification once per tile. ScoreParams::scale is the softmax's scale of the
-// scores. It is 1 after apply_score_mod(), which has applied softmax_scale.
+// A kernel tests for a modification once per tile. ScoreParams::scale is the factor of the scores
+// in the softmax. It is 1 in calls with a modification, because apply_score_mod() applies
+// softmax_scale.
 #pragma once
 
 #include "core/accumulator.cuh"

@@ -10,8 +10,8 @@
 //           stage's queries, exchanges P^T and dS^T through shared memory, and accumulates part of
 //           the columns.
 // Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse and delta.
-// Pipeline  the query tiles of every query head of the split, in ascending order, which is the
-//           order of summation. Between query chunks the sums are kept in memory.
+// Pipeline  The query tiles of every query head of the group split, in ascending order, which is
+//           the order of summation. Between query chunks the sums are kept in memory.
 #pragma once
 
 #include "core/blocks.cuh"

@@ -47,7 +47,8 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (KEY_WARPS * 8) == 0 && PARTS % WARPS_N == 0);
   static_assert(WARPS_N % KEY_WARPS == 0 && TILES % KEY_GROUPS == 0);
 
-  // first_of_tile: first key of warp warp_n in a tile. tile_number: the warp's i-th tile.
+  // first_of_tile: first key of warp warp_n in a tile. tile_number: index in the key block of the
+  // warp's i-th tile.
   __device__ __forceinline__ static int first_of_tile(int warp_n) {
     return (KEY_GROUPS == 1 ? warp_n : warp_n % KEY_WARPS) * WARP_KEYS;
   }

@@ -25,7 +25,7 @@
 
 namespace flash_dist {
 
-// Which 16 keys of a tile, and which part of the columns, a warp multiplies for S.
+// Index of the 16 keys of a tile, and of the part of the columns, that a warp multiplies for S.
 template <class Config>
 struct ScorePart {
   int keys, columns;
@@ -167,7 +167,7 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
       __syncthreads();  // S of all warps is stored; all warps read it before the next ring.next(p)
       auto s = add_scores<Config>(smem.scores);
       if (!all_visible) rows.mask(s, key0 + i * Config::BLOCK_N);
-      // P = exp2(S - top), rescale O; O += P @ V         [16, HEAD_DIM_V / WARPS_N] per warp
+      // P = exp2(S * scale - top), rescale O; O += P @ V [16, HEAD_DIM_V / WARPS_N] per warp
       float keep[2];
       to_weights(s, key_block.top, key_block.sum, keep, scale_log2);
       rescale(key_block.out, keep);
