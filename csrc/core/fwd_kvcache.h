@@ -13,7 +13,8 @@ struct FwdKvcacheCall {
   float4* parked;     // O of each block's query tile, parked_bytes() bytes; null if 0 bytes
 };
 
-// From this many value columns on, shared memory cannot hold O of a query tile and K and V.
+// From this many value columns on, shared memory has no room for O of a query tile in addition to K
+// and V.
 constexpr int PARKED_COLUMNS = 256;
 
 // Returns the bytes of global memory in which the blocks store O of their query tile while they

@@ -9,7 +9,7 @@
 
 namespace flash_dist {
 
-// The axes of a map besides columns and rows, innermost first.
+// Sizes of the axes of a map other than columns and rows, innermost first.
 struct Axes {
   int members, heads_kv, batches;
 };

@@ -253,7 +253,7 @@ struct WholeParams {
   const float* dlse;  // may be null
 };
 
-// Queries and keys per block of the bias gradient kernel.
+// Number of queries, and of keys, per block of the bias gradient kernel.
 constexpr int BIAS_TILE = 64;
 
 struct BiasGradientParams {

@@ -15,7 +15,7 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialized barriers visible to TMA.
+// Makes initialized barriers visible to TMA and to the other blocks of the cluster.
 __device__ __forceinline__ void mbarriers_made() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

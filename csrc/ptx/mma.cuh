@@ -52,7 +52,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 //   a[1] row g + 8  col t      a[3] row g + 8  col t + 4
 //   b[0] row t      col g      b[1] row t + 4  col g
 //   d[0], d[1] row g  cols 2t, 2t+1  d[2], d[3] row g + 8
-//
+
 // Splits x = high + low. A tf32 operand has 11 significant bits; the hardware ignores the rest of
 // the register. high is x rounded to 11 bits. low then has 12 bits with either sign, and loses at
 // most one bit. If high were truncated instead, low would have 13 bits and the sign of x, and the
