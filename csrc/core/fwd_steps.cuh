@@ -13,7 +13,7 @@
 
 namespace flash_dist {
 
-// Commits a group of copies.
+// Commits a group of cp.async copies (sm_80 and newer).
 template <class Target>
 __device__ __forceinline__ void commit_copies() {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();

@@ -30,7 +30,7 @@ struct DecodePairSm90Config : DecodeConfigOf<DecodePairSm90Plan<HEAD_DIM_, HEAD_
   using Splits = BlockPair<DecodePairSm90Config>;
   struct Smem : Base::Smem {
     // O, then top and sum, per key block of the second block. A thread of the second block stores
-    // them for the thread of the first block that has the same rows.
+    // them for the thread of the first block that has the same rows and columns.
     float4 records[RECORDS][OT + 1][Base::THREADS];
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

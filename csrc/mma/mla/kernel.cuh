@@ -25,7 +25,8 @@
 
 namespace flash_dist {
 
-// Index of the 16 keys of a tile, and of the part of the columns, that a warp multiplies for S.
+// The warp's part of the product S. keys: index of its 16 keys in a tile, in units of 16 keys.
+// columns: index of its part of the columns.
 template <class Config>
 struct ScorePart {
   int keys, columns;
