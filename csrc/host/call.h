@@ -1,4 +1,4 @@
-// Finds the kernels of a call by role, dtype and columns. Gets device memory from the caller.
+// Makes the keys of a call's kernels, reads the workspace budget, and allocates workspace.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ inline KernelKey make_key(Role role, Dtype dtype, const KernelSize& columns) {
   return {role, {static_cast<int>(dtype), columns.head_dim, columns.head_dim_v}};
 }
 
-// The variant's columns: of q and k, and of v and out. Both are equal in kernels that read only one
-// of these tensors.
+// Returns the variant's compiled columns: of q and k, and of v and out. Kernels that use tensors of
+// only one of these widths have it in both fields.
 inline KernelSize size_of(const Variant& v) {
   return {v.values[HEAD_DIM_AXIS], v.values[HEAD_DIM_V_AXIS]};
 }
@@ -30,9 +30,9 @@ inline KernelSize size_of(const Variant& v) {
 constexpr int64_t BUDGET_NOW = -1;
 constexpr int64_t DEFAULT_BUDGET_MB = 1536;  // same value in flash_dist/kernels/budget.py
 
-// Returns the budget in bytes. A compiled graph stores its arguments, so it passes BUDGET_NOW, and
-// this function reads FLASH_DIST_WORKSPACE_MB. flash_dist/kernels/budget.py reads the variable for
-// other callers.
+// Returns the budget in bytes. For BUDGET_NOW, reads FLASH_DIST_WORKSPACE_MB. Compiled graphs,
+// which store their arguments, pass BUDGET_NOW; for eager calls flash_dist/kernels/budget.py reads
+// the variable.
 inline int64_t read_budget(int64_t budget) {
   if (budget >= 0) return budget;
   if (budget != BUDGET_NOW) {

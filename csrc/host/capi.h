@@ -1,6 +1,6 @@
 // The C interface of libflash_dist_kernels.so, for the torch binding, ctypes and C++ programs.
-// Functions return 0 (or a length) on success and -1 on failure. flash_dist_last_error() then
-// returns this thread's message. A call allocates memory at most once.
+// Functions return 0 (or a length) on success and -1 on failure. After a failure,
+// flash_dist_last_error() returns this thread's message. A call allocates memory at most once.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace flash_dist {
 struct BwdOptions {
   int64_t budget;       // bytes of workspace; -1: the current FLASH_DIST_WORKSPACE_MB
   int batch_invariant;  // 0 or 1
-  // MaskParams::key_slots in host memory; null: unknown, dS is not stored
+  // MaskParams::key_slots in host memory; null: unknown, dS is stored only for bands
   const int* key_slots;
   DropoutParams dropout = {};  // same as in the forward
 };
@@ -37,7 +37,7 @@ KERNEL_API int flash_dist_fwd_max_logit(const flash_dist::Call* call,
                                         const flash_dist::FwdParams* params, float* max_logit,
                                         flash_dist::Allocate allocate, void* context);
 
-// Like flash_dist_fwd, with dropout of P.
+// Like flash_dist_fwd, with dropout of P. allocate must not be null.
 KERNEL_API int flash_dist_fwd_dropout(const flash_dist::Call* call,
                                       const flash_dist::FwdDropoutParams* params,
                                       flash_dist::Allocate allocate, void* context);
@@ -56,16 +56,18 @@ KERNEL_API int flash_dist_bwd(const flash_dist::Call* call, const flash_dist::De
                               const flash_dist::BwdOptions* options, flash_dist::Allocate allocate,
                               void* context);
 
-// Computes partial sums of the gradient of a bias, one per block. delta: as for flash_dist_bwd. The
-// caller sets in gradient: `parts`, batches, heads, splits, sums_queries, sums_keys. In gradient.p
-// the caller sets the same fields as in `grads` of flash_dist_bwd, without dq, dk and dv.
+// Computes partial sums of the gradient of a bias; each element is written by one block. delta: as
+// for flash_dist_bwd. The caller sets in gradient: `parts`, batches, heads, splits, sums_queries,
+// sums_keys. In gradient.p the caller sets the same fields as in `grads` of flash_dist_bwd, without
+// dq, dk and dv.
 KERNEL_API int flash_dist_bias_gradient(const flash_dist::Call* call,
                                         const flash_dist::DeltaParams* delta,
                                         const flash_dist::BiasGradientDropoutParams* gradient,
                                         flash_dist::Allocate allocate, void* context);
 
-// Computes out and lse of queries to a cache with at least one key. budget: bytes of workspace; -1:
-// the current FLASH_DIST_WORKSPACE_MB. This function fills in block_rows and all later fields.
+// Computes out and lse of queries that attend to a cache with at least one key. budget: bytes of
+// workspace; -1: the current FLASH_DIST_WORKSPACE_MB. This function fills in block_rows and all
+// later fields.
 KERNEL_API int flash_dist_decode(const flash_dist::Call* call,
                                  const flash_dist::DecodeParams* params, int64_t budget,
                                  flash_dist::Allocate allocate, void* context);

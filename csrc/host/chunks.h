@@ -2,9 +2,10 @@
 //
 // A grid of chunks covers some units, which are (batch, kv head) pairs. A key chunk has as many
 // keys as fill one to MOST_WAVES waves of dK/dV blocks. A query chunk has as many queries as the
-// rest of the budget allows. Fully masked chunks are left out. There are two orders. With
-// keys_first, all query chunks of a key chunk run in a row: memory holds dK and dV of one key
-// chunk, but dQ of all queries. Otherwise all key chunks of a query chunk run in a row.
+// rest of the budget allows. Fully masked chunks are left out, except those that write the zero
+// gradients of masked keys or queries. There are two orders. With keys_first, all query chunks of a
+// key chunk run in a row: memory holds dK and dV of one key chunk, but dQ of all queries. Otherwise
+// all key chunks of a query chunk run in a row.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,8 @@ namespace flash_dist {
 
 // Most waves per key chunk: more waves balance no better.
 constexpr int64_t MOST_WAVES = 4;
-// Chunks with fewer query tiles would spend more time to load and store dK and dV than they save by
-// storing dS.
+// Chunks with fewer query tiles would spend more time on loading and storing dK and dV than they
+// save by storing dS.
 constexpr int64_t LEAST_QUERY_TILES = 32;
 // The fixed cost of a block, in tiles. The block's operands cost BLOCK_OVERHEAD tiles. Loading and
 // storing its sums costs one tile per DKDV_COLUMNS columns, or one tile per DQ_COLUMNS columns for
@@ -32,9 +33,10 @@ class ChunkPlanner : PlanGrid {
  public:
   explicit ChunkPlanner(const PlanGrid& grid) : PlanGrid(grid) {}
 
-  // Finds the cheapest cut within `left` bytes. If several cuts cost the same, takes the cut with
-  // the fewest units. Masks with arrays cannot be cut, because they have slots only for whole key
-  // tiles. Packed documents cannot be cut either, because they may start at any row.
+  // Sets plan to the cheapest cut within `left` bytes, and returns false if there is none. Of cuts
+  // with the same cost, takes the one with the fewest units. Masks with arrays cannot be cut,
+  // because they have slots only for whole key tiles. Packed documents cannot be cut either,
+  // because they may start at any row.
   bool cut(BwdPlan& plan, int64_t left) const {
     if (shape_.mask.kind != MaskKind::BAND || shape_.total_q >= 0) return false;
     if (shape_.aligned) return false;
@@ -65,7 +67,8 @@ class ChunkPlanner : PlanGrid {
     return true;
   }
 
-  // Estimated time of a band's chunks. The unit is one (query, key) product per multiprocessor.
+  // Estimated time of all chunks of a call with a band, in (query, key) products per
+  // multiprocessor.
   int64_t cost_of(const BwdPlan& plan) const {
     int64_t cost = 0;
     for (const BwdChunk& chunk : plan.chunks) {
@@ -85,9 +88,9 @@ class ChunkPlanner : PlanGrid {
     int64_t accum, sums_k, sums_v;  // bytes kept between chunks
   };
 
-  // Makes chunks whose keys fill `waves` waves, with as many queries as memory allows. Returns
-  // tiles = 0 if memory allows fewer than LEAST_QUERY_TILES query tiles, or if that many waves are
-  // impossible.
+  // Returns the cut whose key chunks fill at most `waves` waves, with as many queries as memory
+  // allows. Its `tiles` is 0 if memory allows fewer than LEAST_QUERY_TILES query tiles, or if the
+  // key chunks would not fill one wave.
   Cut make_cut(const BwdPlan& plan, int64_t left, int64_t units, int64_t waves,
                bool keys_first) const {
     const int64_t split = plan.group_split;
@@ -115,7 +118,7 @@ class ChunkPlanner : PlanGrid {
     return cut;
   }
 
-  // Returns how many query tiles of [first, last) see a step of keys.
+  // Returns how many query tiles of [first, last) may attend to keys of a key step.
   int64_t tiles_seen(int64_t step, int64_t first, int64_t last) const {
     const int64_t tiles = ceil_div(shape_.seqlen_k, DS_TILE);
     const int64_t n = step * (step_ / DS_TILE);
@@ -125,7 +128,7 @@ class ChunkPlanner : PlanGrid {
     return std::max<int64_t>(to - from, 0);
   }
 
-  // True if a query of the tiles [first, last) may see a key of the steps [begin, end).
+  // True if a query of the tiles [first, last) may attend to a key of the key steps [begin, end).
   bool is_seen(int64_t begin, int64_t end, int64_t first, int64_t last) const {
     for (int64_t step = begin; step < end; ++step) {
       if (tiles_seen(step, first, last) > 0) return true;
@@ -155,7 +158,7 @@ class ChunkPlanner : PlanGrid {
                longest_sum(dq, groups * chunk.members, dq_resident);
   }
 
-  // Returns how many key tiles of the chunk the query tiles [first, last] see.
+  // Returns how many key tiles of the chunk may be visible to the query tiles [first, last].
   int64_t keys_seen(int64_t first, int64_t last, const BwdChunk& chunk) const {
     const int64_t from =
         std::max<int64_t>(layout_.key_begin(static_cast<int>(first)), chunk.key_begin / DS_TILE);
@@ -203,8 +206,9 @@ class ChunkPlanner : PlanGrid {
     }
   }
 
-  // Flags the chunks to run: those with a visible score. If a key or query chunk has no visible
-  // score, its first chunk runs, to write zero gradients.
+  // Returns flags [key_chunks, query_chunks], true for the chunks to run: those with a visible
+  // score. If a whole key or query chunk has no visible score, its first chunk runs too, to write
+  // zero gradients.
   std::vector<bool> find_visible(const Cut& cut, int64_t key_chunks, int64_t query_chunks) const {
     std::vector<bool> wanted(key_chunks * query_chunks);
     std::vector<bool> of_keys(key_chunks), of_queries(query_chunks);
@@ -224,7 +228,8 @@ class ChunkPlanner : PlanGrid {
     return wanted;
   }
 
-  // Makes the chunk of key chunk i and query chunk j, for some units and query heads of each split.
+  // Makes the chunk of key chunk i, query chunk j and query heads `member_chunk`, for cut.units
+  // units from `unit` on.
   BwdChunk make_chunk(const BwdPlan& plan, const Cut& cut, int64_t unit, int64_t i,
                       int64_t member_chunk, int64_t j) const {
     BwdChunk chunk = whole_chunk(plan, unit, cut.units);

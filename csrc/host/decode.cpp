@@ -88,11 +88,11 @@ void check_sizes(const DecodeParams& p) {
   check_latent(p);
 }
 
-// The plan of one call. The GPU and the budget decide which block computes what, but affect no bit
-// of the result.
+// Plans and launches one call. The GPU and the budget decide which block computes what, but affect
+// no bit of the result.
 class Decode {
  public:
-  // budget: maximum of workspace_bytes().
+  // budget: maximum of workspace_bytes(), except for the partials that keep O of a work tile.
   Decode(const Call& call, const DecodeParams& params, int64_t budget)
       : call_(call),
         latent_(is_latent(params)),
@@ -119,8 +119,8 @@ class Decode {
     const int64_t key_blocks = most_key_blocks();
     p_.splits = static_cast<int>(std::min<int64_t>(splits, key_blocks));
     p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tiles() >= TILES_PER_SPLIT * p_.splits;
-    // The combine kernel gets as many blocks as fit on the GPU, but at most one for each 32 columns
-    // of a row.
+    // The combine kernel gets as many blocks per work tile as fit on the GPU, but at most one for
+    // each 32 columns of a row.
     const int64_t combined = std::min<int64_t>(p_.batch * tiles(), p_.splits);
     const int64_t parts =
         std::max<int64_t>(COMBINE_BLOCKS_PER_SM * int64_t{sm_count} / combined, 1);
@@ -158,7 +158,7 @@ class Decode {
     return make_key(role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v});
   }
 
-  // Tells if two blocks should compute each work tile together: the key blocks of a tile are one
+  // Tells if two blocks should compute each work tile together: if the tile's key blocks form one
   // group, and there is at most one tile per multiprocessor. For few long tiles, more than two
   // blocks per tile are faster.
   bool suits_pairs() const {
@@ -169,8 +169,8 @@ class Decode {
     return tiles <= sm_count && (tiles * FEW_TILES >= sm_count || key_blocks <= GROUP_BLOCKS / 2);
   }
 
-  // Chooses the kernel with two blocks per work tile of 64 rows if it exists, and if the GPU has a
-  // multiprocessor for each block.
+  // For work tiles of 64 rows, chooses the kernel with two blocks per tile if it exists, and if the
+  // GPU has a multiprocessor for each block; else the kernel with one block.
   Loaded choose_latent_kernel() const {
     const Loaded latent = require_kernel(call_.device, key_of(Role::MLA), &p_);
     if (latent.variant->entry->block_rows == FEW_ROWS) return latent;
@@ -199,8 +199,9 @@ class Decode {
     return divide_up<int64_t>(most_rows(p_), TILE_ROWS) * p_.num_heads_kv * p_.batch;
   }
 
-  // Returns the number of blocks that share the rows of a work tile: for latent keys two if the
-  // group has more heads than one block has rows, but one if there are few work tiles.
+  // Returns the number of blocks that share the rows of a work tile: two for latent keys if the
+  // group has more heads than one block has rows, unless there are few work tiles or the
+  // kernel is MLA_PAIR; else one.
   int choose_blocks() const {
     if (softmax_blocks_ == 1 || p_.group <= TILE_ROWS) return 1;
     const bool is_pair = kernel_.variant->role == Role::MLA_PAIR;
@@ -213,8 +214,8 @@ class Decode {
     return std::max(divide_up<int64_t>(p_.cache.capacity, KEY_BLOCK), int64_t{1});
   }
 
-  // Returns the number of key blocks of sequences that fill the cache. A block table can list more
-  // pages than exist: if sequences share pages, there may be more key blocks than this.
+  // Returns at least the number of key blocks of all work tiles if sequences fill the cache without
+  // sharing pages. If they share pages, there may be more key blocks than this.
   int64_t most_key_blocks() const {
     const int64_t keys = int64_t{p_.cache.entries} * p_.cache.page;
     const int64_t in_memory = 2 * (divide_up<int64_t>(keys, KEY_BLOCK) + p_.batch);
@@ -223,14 +224,15 @@ class Decode {
 
   void check_key_blocks() const {
     const int64_t key_blocks = longest_key_blocks() * p_.batch;
-    if (key_blocks <= MAX_KEY_BLOCKS / tiles()) return;  // their product may be past 2^63
+    if (key_blocks <= MAX_KEY_BLOCKS / tiles()) return;  // their product may exceed 2^63
     fail("blocks of ", KEY_BLOCK, " keys * tiles of ", p_.block_rows,
          " queries of a group must be at most ", MAX_KEY_BLOCKS, ", got ", key_blocks, " * ",
          tiles(), "\n\nhint: pass fewer queries in a call, which gives the same bits");
   }
 
-  // Chooses the number of partials: as many as full caches need, but no more than the budget holds.
-  // The partials that keep O of a work tile are needed whatever the budget is.
+  // Chooses the number of partials, as many as full caches need, but no more than the budget holds,
+  // and whether P is stored. The partials that keep O of a work tile are needed whatever the budget
+  // is.
   void place(int64_t key_blocks, int64_t budget) {
     const int64_t partial = int64_t{p_.partial_rows} * (p_.columns * 4 + 8);
     const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / partial;
@@ -257,7 +259,7 @@ class Decode {
     if (workspace_bytes() > budget) p_.few_key_blocks = 0;
   }
 
-  // Returns the bytes of P of two tiles per key block, with their tops and sums.
+  // Returns the bytes of the stored P, two tiles per key block, with the top and sum of each row.
   int64_t weights_bytes() const {
     return p_.few_key_blocks * 2 * (TILE_WEIGHTS * 2 + TILE_ROWS * int64_t{sizeof(float2)});
   }

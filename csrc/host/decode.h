@@ -13,7 +13,8 @@ namespace flash_dist {
 bool may_have_few_queries(const Call& call, const FwdParams& p);
 
 // Computes only the sequences of few queries on many keys. Returns the workspace, whose first
-// `front` bytes are unused. Without workspace the kernels are slower, with the same bits.
+// `front` bytes are left to the caller; null if it is empty or cannot be allocated. Without
+// workspace the kernels are slower, with the same bits.
 void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Allocate allocate,
                       void* context);
 

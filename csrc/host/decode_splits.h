@@ -1,4 +1,4 @@
-// Chooses the number of splits of the keys of a cache.
+// Chooses into how many splits the keys of a cache are divided.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@ namespace flash_dist {
 
 // A third split per multiprocessor is not faster.
 constexpr int SPLITS_PER_SM = 2;
-// choose_splits() leaves out at most one in this many splits.
+// choose_splits() leaves out fewer than one in this many splits.
 constexpr int IDLE_SPLITS = 16;
 
 // Returns the number of splits: one per resident block, but at most SPLITS_PER_SM per

@@ -1,4 +1,4 @@
-// The sequences of launches behind forward and backward.
+// The launches of the forward, the backward and the bias gradient.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -54,11 +54,11 @@ int equal_width(int64_t groups, int64_t most) {
   return static_cast<int>(ceil_div(groups, ceil_div(groups, most)));
 }
 
-// Returns how many of `groups` groups of blocks run side by side. Returns one if all tiles of a
-// group are equally long. Otherwise returns the number whose data, `bytes` per group, fills half of
-// L2, reduced so that batches are nearly equal. All groups run side by side in two cases: if the
-// longest tiles of a second batch would start late, and if there are so few groups that many blocks
-// of each group read the same data together.
+// Returns how many of `groups` groups of blocks run side by side: one if all tiles of a group are
+// equally long, otherwise the number whose data, `bytes` per group, fills half of L2, reduced so
+// that batches are nearly equal. All groups run side by side in two cases: if the longest tiles of
+// a second batch would start late, and if there are so few groups that many blocks of each group
+// read the same data together.
 template <class Params>
 int heads_together(const Call& call, const Params& p, int64_t groups, int64_t bytes) {
   if (is_even(p.mask, p.packing.cu_seqlens_q != nullptr) || bytes == 0) return 1;
@@ -82,7 +82,8 @@ bool wants_tickets(const FwdParams& p, const KernelEntry& entry) {
 }
 
 // Returns the forward kernel that also finds the largest score of each head, and whose tiles have
-// the same size as those of `kernel`, so that its bits are equal. variant is null if there is none.
+// the same size as those of `kernel`, so that both give the same bits. Its variant is null if there
+// is none, or if `kernel` is of the general family.
 Loaded find_with_max_logit(const Call& call, const FwdParams& p, const Loaded& kernel) {
   const KernelKey key = make_key(Role::FWD_MAX_LOGIT, dtype_of(call), {p.head_dim, p.head_dim_v});
   const Loaded found = find_kernel(call.device, key, &p);
@@ -166,9 +167,10 @@ void run_forward_with_dropout(const Call& call, FwdDropoutParams p, Allocate all
   launch(call.device, kernel, &all, stream_of(call));
 }
 
-// Percentage of the rows in a full grid of query tiles that must be queries. With fewer queries the
-// decode kernels are faster, because their tiles have rows of several heads and parts of the keys.
-// The decode kernels for more than 128 columns have no wgmma.
+// The forward kernel computes attention to a cache only if at least this percentage of the rows of
+// its query tiles, counted in complete waves, are queries. With fewer queries the decode kernels
+// are faster, because their tiles have rows of several heads and parts of the keys. The percentage
+// is lower for more than 128 columns, where the decode kernels have no wgmma.
 constexpr int BUSY_ROWS = 60, BUSY_ROWS_OF_MORE_COLUMNS = 20;
 
 // Tells if the queries of a call fill tiles of `block_rows` queries, and the tiles fill the
@@ -220,8 +222,8 @@ int64_t workspace_bytes(const BwdPlan& plan) {
          aligned(plan.dq_turns) + aligned(plan.dk_partial) + aligned(plan.dv_partial);
 }
 
-// With at most this many waves of blocks, it takes a noticeable share of the time that blocks of
-// the first wave wait for each other's semaphores.
+// With at most this many waves of blocks, the first wave's waits for semaphores take a noticeable
+// share of the time.
 constexpr int64_t FEW_ROUNDS = 4;
 
 // Dtypes FP32 and IEEE32 share the kernels without matrix products.
@@ -231,7 +233,7 @@ KernelKey key_of(const Call& call, Role role, const KernelSize& size) {
   return make_key(role, dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype, size);
 }
 
-// Sets the sizes of a call that the statistics kernel reads.
+// Sets the sizes and the packing that the delta kernel reads.
 void set_sizes(DeltaParams& delta, const BwdParams& p) {
   delta.batch = p.batch;
   delta.seqlen_q = p.seqlen_q;
@@ -281,8 +283,8 @@ class Backward {
 
   bool drops() const { return dropout_.rng_state != nullptr; }
 
-  // Tells if the kernel for short sequences supports the call: it writes no dsinks and has no
-  // dropout.
+  // Tells if the kernel for short sequences may support the call: this kernel writes no dsinks and
+  // has no dropout.
   bool may_be_whole() const { return delta_.dsinks == nullptr && !drops(); }
 
   KernelKey key_of(Role role, const KernelSize& size) const {
@@ -307,7 +309,8 @@ class Backward {
     return !dkdv_.variant->specific || fused_.variant->values == dkdv_.variant->values;
   }
 
-  // Plans the fused kernel if there is one, unless storing dS is faster.
+  // Plans the kernel for short sequences if it supports the call; else the fused kernel, unless
+  // storing dS is faster.
   BwdPlan make_plan(const int* key_slots) {
     if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, key_slots));
     const BwdPlan fused = has_fused() ? plan_fused(key_slots) : BwdPlan{};
@@ -456,7 +459,7 @@ class Backward {
   // twice the L2 with Q, dO and dQ of all their query heads.
   int fused_heads_together() const {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
-    // Each query split is then a batch of all groups.
+    // With query splits, all groups of a split run side by side.
     if (plan_.query_split > 1) return static_cast<int>(groups);
     const int64_t head = p_.seqlen_q * (row_bytes(call_, p_) + sizeof(float) * p_.head_dim);
     const DeviceInfo& device = device_info(call_.device);
@@ -544,7 +547,7 @@ class Backward {
     reduce.num_heads_kv = p_.num_heads_kv;
     reduce.total_k = p_.total_k;
     reduce.packing = p_.packing;
-    const KernelSize most{size.head_dim, size.head_dim};  // dV has at most as many columns
+    const KernelSize most{size.head_dim, size.head_dim};  // dV has at most as many columns as dK
     launch_kernel(require(step.role, most, &reduce), &reduce);
   }
 

@@ -10,10 +10,11 @@
 namespace flash_dist {
 
 constexpr int64_t ROW_MARGIN = 128;  // the largest tile, which kernels may add to a row index
-// Largest sequence: in kernels, the sum of a position, a difference of positions and a side of a
-// band must fit in 32 bits.
+// Maximum sequence length. Up to it, the sum of a position, a difference of positions and a side of
+// a band fits in the kernels' 32 bits.
 constexpr int64_t MAX_SEQLEN = UNBOUNDED - ROW_MARGIN;
-// Largest packed axis. For queries it includes the margin of each sequence (core/sequence.cuh).
+// Maximum length of a packed axis. For queries, ROW_MARGIN rows per sequence count too
+// (core/sequence.cuh).
 constexpr int64_t MAX_TOTAL = INT32_MAX - ROW_MARGIN - 1;
 
 struct CallSizes {
@@ -21,7 +22,8 @@ struct CallSizes {
   int64_t total_q, total_k;                        // packed: numbers of tokens, else 0
 };
 
-// Returns a message about a size that is too large, or too small to divide by; empty if all fit.
+// Returns a message about the first size that is too large, or about num_heads_q below 1; empty if
+// there is no such size.
 inline std::string find_size_problem(const CallSizes& s) {
   const auto most = [](const char* name, int64_t limit, const std::string& got) {
     return std::string(name) + " must be at most " + std::to_string(limit) + ", got " + got;

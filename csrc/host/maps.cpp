@@ -15,9 +15,9 @@ constexpr int BOX_COLUMNS = 64;
 constexpr int64_t ELEMENT_BYTES = 2;
 constexpr int64_t STRIDE_LIMIT = int64_t{1} << 40;  // in bytes
 
-// Returns null if the driver lacks the function; this answer is final. Any other failure throws,
-// and the next call retries: falling back to other kernels would change the bits. The library does
-// not link the driver.
+// Looks up cuTensorMapEncodeTiled at run time, because the library does not link the driver.
+// Returns null if the driver lacks the function. Throws on any other failure, so that the next call
+// looks it up again: falling back to other kernels would change the bits.
 Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;

@@ -12,7 +12,7 @@ namespace flash_dist {
 
 namespace {
 
-// Largest number of chunks, as a multiple of the least possible number. With more chunks, each
+// Maximum number of chunks, as a multiple of the least possible number. With more chunks, each
 // would be too small to fill its waves.
 constexpr int64_t MOST_CHUNKS = 4;
 
@@ -25,8 +25,8 @@ class Planner : PlanGrid {
     BwdPlan plan;
     set_statistics(plan);
     if (!batch_invariant) {
-      // Tries more splits if chunks would leave the device idle. Then tries fewer, if dS needs the
-      // memory.
+      // Tries `wanted` splits, then more, which fill the device with smaller chunks, then fewer,
+      // which leave more memory for dS.
       const int wanted = splits_.choose_group_split(true);
       for (int split = wanted; split > 0 && !plan.spill; split = splits_.next_group_split(split)) {
         try_spill(plan, split);
@@ -60,8 +60,8 @@ class Planner : PlanGrid {
       plan.waits = splits_.waits(plan);
     }
     int64_t at_a_time = fitting_units(budget_ - plan.dk_partial - plan.dv_partial);
-    // Batch-invariant calls always use the fused kernel, even beyond the budget: whether a unit
-    // fits depends on the batch and on the longest packed document.
+    // Batch-invariant calls always use the fused kernel, even beyond the budget: whether the budget
+    // holds a unit depends on the batch and on the longest packed document.
     if (batch_invariant) at_a_time = std::max(at_a_time, ceil_div(wave_, key_steps_));
     if (at_a_time == 0) return plan;
     const int64_t count = ceil_div(units_, std::min(units_, at_a_time));
@@ -125,14 +125,15 @@ class Planner : PlanGrid {
     plan.stripe_rows = query_split > 1 ? units_ * shape_.seqlen_k : 0;
   }
 
-  // Looks for chunks whose dS fits into the budget beside the partial sums of `split` group splits.
+  // Looks for chunks whose dS fits into the budget in addition to the partial sums of `split` group
+  // splits. Sets plan.spill to whether there are any.
   void try_spill(BwdPlan& plan, int split) const {
     set_splits(plan, split);
     const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
     plan.spill = may_spill() && (cut_by_units(plan, left) || cut_sequences(plan, left));
   }
 
-  // Cuts keys, or queries and keys, whichever is cheaper.
+  // Cuts keys, or queries and keys, whichever is cheaper. Returns false if neither is possible.
   bool cut_sequences(BwdPlan& plan, int64_t left) const {
     BwdPlan both = plan;
     const ChunkPlanner planner(*this);
@@ -143,7 +144,7 @@ class Planner : PlanGrid {
   }
 
   // Estimated cost of computing all units in `count` chunks, in (query, key) products: the waves of
-  // dK/dV blocks plus the waves of dQ blocks. All blocks of a kind are equally long.
+  // dK/dV blocks plus the waves of dQ blocks. Assumes that all blocks of a kind are equally long.
   int64_t cost(int64_t count, int group_split) const {
     const auto cost_of = [&](int64_t units) {
       const int64_t dq_blocks = units * shape_.group * ceil_div(shape_.seqlen_q, kernels_.dq_rows);
@@ -157,7 +158,7 @@ class Planner : PlanGrid {
     return larger * cost_of(small + 1) + (count - larger) * cost_of(small);
   }
 
-  // The number of chunks, at least `fewest`, whose last waves are fullest.
+  // Returns the cheapest number of chunks, at least `fewest`: the one whose last waves are fullest.
   int64_t choose_chunks(int64_t fewest, int group_split) const {
     int64_t best = fewest;
     if (!even()) return best;  // uneven blocks balance best in large chunks
@@ -169,8 +170,8 @@ class Planner : PlanGrid {
   }
 
   // Cuts the launches into chunks of complete units, nearly equal in size. Makes as many chunks as
-  // memory requires, or more to fill complete waves. Returns false if chunks that fit in memory
-  // would not fill a wave.
+  // memory requires, or more to fill complete waves. Returns false if not even one unit fits in
+  // memory, or if the chunks would not fill a wave.
   bool cut_by_units(BwdPlan& plan, int64_t left) const {
     const int64_t tiles = slots(0, key_steps_);
     const int64_t tile_bytes = int64_t{DS_TILE_BYTES} * shape_.group;
@@ -197,7 +198,7 @@ class Planner : PlanGrid {
     return sizeof(int) * (1 + heads * padded(shape_.seqlen_q) / DS_TILE);
   }
 
-  // The most units whose dQ fits into `left` bytes.
+  // The most units whose dQ and counters fit into `left` bytes.
   int64_t fitting_units(int64_t left) const {
     const int64_t counters = turn_bytes(0);
     const int64_t unit = dq_bytes(shape_.group) + turn_bytes(shape_.group) - counters;
@@ -205,7 +206,8 @@ class Planner : PlanGrid {
   }
 
   // Cuts the keys of some units into chunks with nearly equal dS. fp32 sums of dQ are kept between
-  // chunks. Takes the fewest units whose key chunks fill the device.
+  // chunks. Takes the fewest units whose key chunks fill the device. Returns false if there are
+  // none.
   bool cut_by_keys(BwdPlan& plan, int64_t left) const {
     for (int64_t units = 1; units <= units_; ++units) {
       const int64_t heads = units * shape_.group;
@@ -239,8 +241,8 @@ class Planner : PlanGrid {
     return false;
   }
 
-  // Ends of the fewest key chunks that have at most `limit` slots per query head. Empty if no
-  // chunks do.
+  // Returns the ends, in key steps, of the fewest key chunks that each have at most `limit` dS
+  // slots per query head; empty if there are none.
   std::vector<int> key_chunk_ends(int64_t limit) const {
     const int64_t total = slots(0, key_steps_);
     if (limit <= 0) return {};

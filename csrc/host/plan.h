@@ -1,8 +1,8 @@
 // Splits a backward call into launches: a pure function of shapes, mask, budget and device
 // properties. A unit is a (batch, kv head) pair. The plan fixes the order of summation, and so
-// every bit of the result:
+// every bit of the result. Its main fields:
 //
-//   whole        one block computes all gradients of a unit, whose sequences fit its tile;
+//   whole        one block computes all gradients of a unit, whose sequences fit the block's tile;
 //   fused        else: one kernel computes dK, dV and dQ, if there is such a kernel;
 //   spill        else: dQ is computed from the stored dS; if false, from recomputed S and dP;
 //   group_split  number of partial sums of dK and dV per kv head, each over some query heads;
@@ -11,19 +11,21 @@
 //   steps        the kernels to launch, in order, with their compiled size and their chunk.
 //
 // The number of splits depends on the length of the dK/dV blocks and on how many blocks fill the
-// device (host/splits.h). Their partial sums may take half of the budget; without a budget there is
-// 1 split.
+// device (host/splits.h). The partial sums of the splits may take half of the budget; without a
+// budget there is 1 split.
 //
-// The rest of the budget is for dS: all of dS, or chunk by chunk, where each chunk fills a wave. A
-// chunk has complete units, or some keys of units, or some queries and keys. With blocks of equal
-// length, the planner chooses the number of chunks of complete units whose last waves of dK/dV and
-// dQ are fullest. If the chunks would leave the device idle, the planner tries the next larger
-// divisors of the group as group_split, as long as the partial sums fit half of the budget. Then it
-// tries smaller divisors, which leave more memory for dS. If none works, dS is not stored.
+// The rest of the budget is for dS: all of dS, or chunk by chunk, where each chunk fills at least
+// one wave. A chunk has complete units, or some keys of units, or some queries and keys. With
+// blocks of equal length, the planner chooses the number of chunks of complete units whose last
+// waves of dK/dV and dQ are fullest. If the chunks would leave the device idle, the planner tries
+// the next larger divisors of the group as group_split, as long as the partial sums fit half of the
+// budget. Then it tries smaller divisors, which leave more memory for dS. If none works, dS is not
+// stored.
 //
 // A query x key chunk has queries of one query head of each split, or a few complete query heads.
 // With such chunks, dS fits into the budget for any sequence length. The planner takes the cut with
-// the least estimated time. It does not cut queries of packed sequences or of masks with arrays.
+// the least estimated time. It does not cut queries of packed sequences, of masks with arrays, or
+// of calls with ALiBi, bias or dropout.
 //
 // Splits and spilling may depend on the batch: a larger batch takes more of the budget and fills
 // the GPU better. Chunks do not change bits: each dQ is one sum over its keys in ascending order,
@@ -35,11 +37,11 @@
 // fit. The call is not fused if a chunk would not fill a wave, or if the blocks would wait for each
 // other and half of the budget can hold all of dS.
 //
-// Batch-invariant plans depend only on dtype, columns and views. They are fused if there is a fused
-// kernel, with chunks that fill a wave even if they exceed the budget. Otherwise dS is not stored.
-// group_split and query_split are 1, and dQ is summed from the last keys to the first. The cost:
-// without a fused kernel, the backward takes seven matrix products instead of five, and few kv
-// heads leave multiprocessors idle.
+// In batch-invariant plans, the order of summation depends only on dtype, columns and views. They
+// are fused if there is a fused kernel, with chunks that fill a wave even if they exceed the
+// budget. Otherwise dS is not stored. group_split and query_split are 1, and dQ is summed from the
+// last keys to the first. The cost: without a fused kernel, the backward takes seven matrix
+// products instead of five, and few kv heads leave multiprocessors idle.
 //
 // Memory of a call besides inputs and gradients, each term rounded up to 256 bytes:
 //
@@ -101,8 +103,9 @@ struct BwdKernels {
   bool fused = false;
 };
 
-// A chunk is one dK/dV launch and one dQ launch: some units, some keys of each unit, and either all
-// queries, or some queries of some query heads of each group split.
+// The work of one dK/dV launch and one dQ launch, or of one launch of another kernel: some units,
+// some keys of each unit, and either all queries, or some queries of some query heads of each group
+// split.
 struct BwdChunk {
   int64_t unit_begin, units;
   int key_begin, key_end;
@@ -114,11 +117,11 @@ struct BwdChunk {
   int64_t dq_accum;  // element of dq_accum at which these queries start
 };
 
-// A launch. All kernels that share the workspace have the compiled size of the dK/dV kernel.
+// A launch. All kernels that share dS or fp32 sums have the compiled size of the dK/dV kernel.
 struct BwdStep {
   Role role;
   KernelSize size;
-  int chunk;  // index into chunks, for dK/dV and dQ
+  int chunk;  // index into chunks; 0 for delta and reduce
 };
 
 struct BwdPlan {
@@ -146,12 +149,13 @@ struct BwdPlan {
   int splits() const { return group_split * query_split; }
 };
 
-// Plans a backward call. budget: bytes for everything but the statistics. With 0 only kernels
-// without workspace are used, unless batch_invariant requires the fused one.
+// Plans a backward call. budget: bytes for everything but the statistics. With 0 only kernels that
+// need no other workspace are used, unless batch_invariant requires the fused one.
 BwdPlan plan_backward(const BwdShape& shape, const BwdKernels& kernels, int64_t budget,
                       bool batch_invariant);
 
-// Returns the plan of sequences that fit into a tile of BWD_WHOLE: one launch without workspace.
+// Returns the plan of a call whose sequences fit into a tile of BWD_WHOLE: one launch without
+// workspace.
 BwdPlan plan_whole(const BwdShape& shape);
 
 }  // namespace flash_dist

@@ -1,4 +1,4 @@
-// The grid of units and key steps at which all planners cut a backward call.
+// Base class of the planners. They cut a backward call only between units and between key steps.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 namespace flash_dist {
 
 constexpr int ROW_PADDING = 128;  // number of queries in the largest query tile
-// A grid that fills 95 % of the device counts as a full wave. Filling the rest of the device would
+// Blocks that fill 95 % of the device count as a full wave. Filling the rest of the device would
 // take more splits or fewer chunks, which cost more than they gain.
 constexpr int WAVE_PERCENT = 95;
-// Products per query and key of a dK/dV block: S, dP, dV and dK. A dQ block has one.
+// Matrix products in a dK/dV block: S, dP, dV and dK. A block of the dQ = dS @ K kernel has one.
 constexpr int64_t DKDV_PRODUCTS = 4;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -38,7 +38,7 @@ class PlanGrid {
         wave_(std::max<int64_t>(resident_ * WAVE_PERCENT / 100, 1)) {}
 
  protected:
-  // Number of dK/dV blocks for `steps` steps of keys.
+  // Number of dK/dV blocks for `steps` key steps of each of `units` units.
   int64_t blocks(int64_t units, int64_t steps) const {
     return units * steps * (step_ / kernels_.key_tile);
   }
@@ -55,7 +55,7 @@ class PlanGrid {
     return shape_.mask.kind == MaskKind::BAND || shape_.key_slots != nullptr;
   }
 
-  // dS tiles per query head for the steps [begin, end).
+  // dS tiles per query head for the key steps [begin, end).
   int64_t slots(int begin, int end) const {
     const int last = static_cast<int>(ceil_div(shape_.seqlen_k, DS_TILE));
     const int first_tile = std::min(begin * (step_ / DS_TILE), last);
@@ -64,7 +64,7 @@ class PlanGrid {
     return shape_.key_slots[end_tile] - shape_.key_slots[first_tile];
   }
 
-  // Bytes of the partial sums of dK or dV.
+  // Bytes of `split` partial sums of dK or dV with `columns` columns.
   int64_t partial_bytes(int64_t split, int columns) const {
     return sizeof(float) * split * units_ * shape_.seqlen_k * columns;
   }
@@ -107,7 +107,7 @@ class PlanGrid {
   const BwdShape& shape_;
   const BwdKernels& kernels_;
   const DsLayout layout_;
-  const int step_;  // keys per step: chunks end at whole dS tiles and whole blocks
+  const int step_;  // keys per step: a chunk ends where a dS tile and a dK/dV block end
   const int key_steps_;
   const int64_t units_;     // (batch, kv head) pairs
   const int64_t resident_;  // key tiles that the device computes at a time

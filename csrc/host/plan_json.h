@@ -1,4 +1,4 @@
-// The plan of a backward as JSON. It contains the whole plan: equal texts mean equal plans.
+// Writes the plan of a backward as JSON. Different plans have different texts.
 #pragma once
 
 #include <sstream>

@@ -1,4 +1,4 @@
-// Derived parameters of the score modification.
+// Computes the parameters that the host derives from the caller's scores, bias and dropout.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +20,16 @@ void set_bias_factor(Params&) {}
 inline void set_bias_factor(FwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
 inline void set_bias_factor(BwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
 
-// Returns the parameters of dropout with probability p. p is rounded to a multiple of 1 / 65536,
-// and is at most 1 - 1 / 65536. rng_state: [2] on the device.
+// Returns the parameters of dropout with probability p, which is rounded to a multiple of 1 / 65536
+// and limited to 1 - 1 / 65536. If p rounds to 0, returns those of no dropout. rng_state: [2] on
+// the device.
 inline DropoutParams make_dropout(double p, const int64_t* rng_state) {
   const double kept = std::max(std::floor((1.0 - p) * 65536.0 + 0.5), 1.0);
   if (kept == 65536.0) return {};
   return {rng_state, static_cast<uint32_t>(kept) << 16, static_cast<float>(65536.0 / kept)};
 }
 
-// Returns the parameters with the fields set that are "filled in at the call" (core/params.h).
+// Returns p with the fields set that core/params.h marks "filled in at the call".
 template <class Params>
 Params with_scores(Params p) {
   ScoreParams& scores = p.scores;

@@ -1,6 +1,6 @@
-// Chooses how many blocks share the query heads or queries of a kv head's keys, and which keys of a
-// fused backward come first. The rules depend on shapes and device properties. Their constants were
-// measured on an H200 (benchmarks/README.md, Splits).
+// Chooses how many dK/dV blocks share the same keys, each with some of the query heads or queries,
+// and whether a fused backward starts with the first or the last keys. The rules depend on shapes
+// and device properties. Their constants were measured on an H200 (benchmarks/README.md, Splits).
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,14 @@ constexpr int64_t UNEVEN_WAVES = 16;
 // waves) if the longest blocks start first, else 1 / LATE_OF_LAST.
 constexpr int64_t LATE_OF_FIRST = 8;
 constexpr int64_t LATE_OF_LAST = 2;
-// A larger number of splits must save at least 1 / WORTH of the cost.
+// A larger number of splits must save more than 1 / WORTH of the cost.
 constexpr int64_t WORTH = 50;
-// Cost of a block's partial sums, in steps of queries: it writes them, and another launch reads
-// them. LAUNCH_STEPS is the cost of that launch.
+// SUM_STEPS: cost of a block's partial sums, in steps of queries. The block writes them, and
+// another launch reads them. LAUNCH_STEPS: cost of that launch.
 constexpr int64_t SUM_STEPS = 3;
 constexpr int64_t LAUNCH_STEPS = 1;
-// Query splits must save each block this many steps of queries. Otherwise the extra launch, which
-// adds their sums, takes as long as they save.
+// Query splits must save each block at least this many query tiles. Otherwise the extra launch,
+// which adds their partial sums, takes as long as they save.
 constexpr int64_t LEAST_SAVED = 4;
 // Under a causal mask with one query head per kv head, dQ is summed from the first keys to the last
 // in two cases. With at most FIRST_KEYS_WAVES waves of blocks, this order balances them. With at
@@ -48,7 +48,8 @@ class SplitPlanner : PlanGrid {
     return knows_lengths() ? cheapest_split(ascending) : splits_for(UNEVEN_WAVES * wave_);
   }
 
-  // The next larger number of splits whose partial sums fit half the budget; 0 if none.
+  // Returns the next larger divisor of the group; 0 if there is none, or if so many partial sums do
+  // not fit half the budget.
   int next_group_split(int split) const {
     for (++split; split <= shape_.group; ++split) {
       if (shape_.group % split == 0) return split <= most_sums() ? split : 0;
@@ -57,8 +58,8 @@ class SplitPlanner : PlanGrid {
   }
 
   // Returns the number of query splits: as many as the device can run at a time, limited so that
-  // their partial sums fit half the budget. Returns 1 for packed sequences, most of which may be
-  // short, and for lists of tiles.
+  // their partial sums fit half the budget. Returns 1 if these splits would save too little
+  // (LEAST_SAVED), for packed sequences, most of which may be short, and for lists of tiles.
   int choose_query_split(int group_split) const {
     if (packed() || shape_.mask.kind == MaskKind::TILES) return 1;
     const int64_t room = resident_ / (blocks(units_, key_steps_) * group_split);
@@ -68,11 +69,11 @@ class SplitPlanner : PlanGrid {
     return saved < LEAST_SAVED ? 1 : static_cast<int>(split);
   }
 
-  // True if dQ is summed from the first keys to the last. If more queries see the first keys, the
-  // longest blocks then start first and shorter ones follow. The last queries become a bottleneck,
-  // because all blocks start with them; several query heads per kv head hide this. NOTE: false for
-  // packed sequences: the longest length depends on the batch, and a sequence must get the same
-  // bits as when it is alone.
+  // True if dQ is summed from the first keys to the last, which starts the longest blocks first if
+  // more queries attend to the first keys than to the last. All blocks then start with the last
+  // queries and wait for each other there; several query heads per kv head hide these waits. NOTE:
+  // false for packed sequences: the longest length depends on the batch, and a sequence must get
+  // the same bits as when it is alone.
   bool first_keys_come_first() const {
     if (!knows_lengths() || shape_.mask.kind == MaskKind::TILES || shape_.per_head) return false;
     if (!grows(false)) return false;
@@ -80,9 +81,10 @@ class SplitPlanner : PlanGrid {
            blocks(units_, key_steps_) <= FIRST_KEYS_WAVES * resident_;
   }
 
-  // True if waiting for the dQ semaphores takes longer than storing dS. All blocks of a head that
-  // see the first queries start with them, one after the other. With more waves only the first wave
-  // waits. At head_dim 64 storing dS takes 1.5 times as long, so waiting is cheaper.
+  // True if waiting for the dQ semaphores takes longer than storing dS: the first query tile
+  // attends to more than half of the key tiles. The blocks of these key tiles start with it one
+  // after the other. With more than WAITING_ROUNDS waves only the first wave waits. At head_dim 64
+  // storing dS takes 1.5 times as long, so waiting is cheaper.
   bool waits(const BwdPlan& plan) const {
     if (shape_.mask.kind != MaskKind::BAND || packed() || shape_.head_dim <= 64) return false;
     const int64_t all = blocks(units_, key_steps_) * plan.group_split;
@@ -92,12 +94,13 @@ class SplitPlanner : PlanGrid {
   }
 
  private:
-  // Numbers of query steps without splits: of all blocks together, and of the longest block.
+  // Numbers of steps of queries without splits: of all blocks together, and of the longest block.
   struct Lengths {
     int64_t all, longest;
   };
 
-  // The least number of splits that makes `wanted` blocks, or the largest possible number.
+  // Returns the least number of splits that makes at least `wanted` blocks; if there is none, the
+  // largest possible number.
   int splits_for(int64_t wanted) const {
     int best = 1;
     for (int next = 1; next > 0 && blocks(units_, key_steps_) * best < wanted;) {
@@ -127,7 +130,7 @@ class SplitPlanner : PlanGrid {
            std::max<int64_t>(partial_bytes(1, shape_.head_dim + shape_.head_dim_v), 1);
   }
 
-  // True if the host knows how many queries see each key tile.
+  // True if the host knows how many query tiles attend to each key tile.
   bool knows_lengths() const { return !packed() && knows_slots(); }
 
   Lengths find_lengths() const {
@@ -141,16 +144,16 @@ class SplitPlanner : PlanGrid {
     return lengths;
   }
 
-  // True if one half of the keys is seen by more than 1.25 times as many queries as the other half.
-  // ascending: compares the second half with the first; otherwise, the first with the second.
+  // True if one half of the keys has more than 1.25 times as many dS tiles as the other half.
+  // ascending: true if this is the second half; otherwise, if it is the first half.
   bool grows(bool ascending) const {
     const int half = key_steps_ / 2;
     const int64_t first = slots(0, half), second = slots(key_steps_ - half, key_steps_);
     return ascending ? 4 * second > 5 * first : 4 * first > 5 * second;
   }
 
-  // Returns the cost of `split` splits, in steps. The blocks take their average load plus the delay
-  // of the last blocks, but at least the longest block. The cost of partial sums is added.
+  // Returns the estimated cost of `split` group splits, in steps of queries: the average load plus
+  // the delay of the last blocks, but at least the longest block; plus the cost of partial sums.
   int64_t cost(const Lengths& lengths, int64_t split, bool longest_first) const {
     const int64_t rounds = ceil_div(blocks(units_, key_steps_) * split, resident_);
     const int64_t longest = ceil_div(lengths.longest, split);
