@@ -1,7 +1,7 @@
-// The torch operators of attention, on the stable ABI. They declare the schemas, allocate outputs
-// and workspace with torch's allocator, and launch on the current stream. Python checks the
-// arguments, because it has the error types. The operators repeat only the checks of arguments that
-// could corrupt memory.
+// Declares and implements the torch operators of attention, on the stable ABI. The operators
+// allocate outputs and workspace with torch's allocator, and launch on the current stream. Python
+// checks the arguments, because it has the error types. The operators repeat only the checks of
+// arguments that could corrupt memory.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -47,8 +47,8 @@ struct Outputs {
   MaybeTensor dlse;
 };
 
-// q may have 5 dimensions: [..., num_heads_kv, group, head_dim] instead of [..., num_heads_q,
-// head_dim].
+// Reads the numbers of heads and columns. q may be [..., num_heads_kv, group, head_dim] instead of
+// [..., num_heads_q, head_dim].
 void read_heads(Sizes& s, const Tensor& q, const Tensor& k, const Tensor& v) {
   const int head = s.packed ? 1 : 2;
   STD_TORCH_CHECK(q.dim() == head + 2 || q.dim() == head + 3, "q must have ", head + 2, " or ",

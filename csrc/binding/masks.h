@@ -29,8 +29,8 @@ class MaskArrays {
  public:
   MaskArrays(Ints ints, const Tensor& data) : ints_(ints), data_(data) {}
 
-  // Reads array WHICH, which must have at least `count` elements. Fails if it is required and
-  // missing.
+  // Sets `array` to the address of array WHICH, which must have at least `count` elements; null if
+  // it is absent. Fails if a required array is absent.
   template <int WHICH, class T>
   void read(const T*& array, int64_t count, bool required) const {
     constexpr int WIDTH = MASK_ARRAY_WIDTHS[WHICH];
@@ -38,7 +38,8 @@ class MaskArrays {
     array = reinterpret_cast<const T*>(find(WHICH, count * WIDTH, required));
   }
 
-  // Reads the list that starts with array FIRST. Only the device knows its number of entries.
+  // Reads the list whose three arrays start at array FIRST. Only the device knows its number of
+  // entries.
   template <int FIRST>
   void read_list(TileList& list, int64_t lines, bool required) const {
     read<FIRST>(list.begin, lines + 1, required);
@@ -129,7 +130,8 @@ inline MaskParams read_mask(Ints ints, const MaybeTensor& data, const Tensor& q,
   return read_arrays(ints, *data, q, s);
 }
 
-// Returns the host's copy of key_slots, from which the backward plans its chunks; null if unknown.
+// Returns the host's copy of key_slots, from which the backward plans its chunks; null for a band,
+// or if the caller has none.
 inline const int* read_key_slots(const MaybeTensor& slots, const MaskParams& mask) {
   if (!slots || mask.kind == MaskKind::BAND) return nullptr;
   STD_TORCH_CHECK(slots->is_cpu() && slots->scalar_type() == ScalarType::Int &&

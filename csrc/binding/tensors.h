@@ -68,7 +68,7 @@ struct Sizes {
   int total_q, total_k;  // packed: number of tokens, else 0
 
   int64_t num_heads_q() const { return int64_t{num_heads_kv} * group; }
-  // Returns the number of rows of all query heads.
+  // Returns the number of (query, query head) pairs.
   int64_t rows() const { return num_heads_q() * (packed ? total_q : int64_t{batch} * seqlen_q); }
   // True if there are no queries or no keys: nothing is launched, and the outputs are constants.
   bool empty() const { return batch == 0 || seqlen_q == 0 || seqlen_k == 0; }
@@ -121,9 +121,10 @@ inline void check_shape(const Tensor& t, const char* name, const Tensor& q, cons
                   step, ", got ", columns);
 }
 
-// True if no two rows of t share memory. Rows share memory in expanded tensors (the gradient of a
-// sum over queries, for example). TMA cannot read such a tensor, so the Hopper kernels refuse it,
-// and the general kernels would return other bits than the Hopper kernels return for a copy.
+// True if no two rows of t overlap, except that whole batch entries or heads may share memory.
+// Always true for float32. Rows overlap in expanded tensors (the gradient of a sum over queries,
+// for example). TMA cannot read such a tensor, so the Hopper kernels refuse it, and the general
+// kernels would return other bits than the Hopper kernels return for a copy.
 inline bool has_own_rows(const Tensor& t, bool packed) {
   if (dtype_of(t) == Dtype::FP32) return true;
   const auto sizes = t.sizes();
@@ -159,7 +160,8 @@ inline View read_view(const Tensor& t, bool packed, int group = 1) {
 
 // --- Rows -------------------------------------------------------------------------------------
 
-// Rows are fp32: [batch, num_heads_q, seqlen_q], or packed [num_heads_q, total_q].
+// Tensors of rows (lse and its gradient) are fp32 [batch, num_heads_q, seqlen_q], packed
+// [num_heads_q, total_q].
 
 inline Tensor allocate_rows(const Sizes& s, int device) {
   std::vector<int64_t> sizes{s.num_heads_q(), s.total_q};
@@ -167,7 +169,7 @@ inline Tensor allocate_rows(const Sizes& s, int device) {
   return allocate(sizes, aoti_torch_dtype_float32(), device);
 }
 
-// Checks rows, and returns them or a contiguous copy.
+// Checks a tensor of rows, and returns it or a contiguous copy.
 inline Tensor read_rows(const Tensor& t, const char* name, const Tensor& q, const Sizes& s) {
   STD_TORCH_CHECK(
       t.scalar_type() == ScalarType::Float && is_on_gpu_of(t, q) && t.numel() == s.rows(), name,
@@ -176,8 +178,8 @@ inline Tensor read_rows(const Tensor& t, const char* name, const Tensor& q, cons
   return t.is_contiguous() ? t : copy(t);
 }
 
-// Fills lse of queries without keys with the sink of their head, or with -inf if there are no
-// sinks.
+// Fills lse of a call without keys: each element with the sink of its head, or with -inf if there
+// are no sinks.
 inline void fill_without_keys(const Tensor& lse, const MaybeTensor& sinks, bool packed) {
   if (!sinks || lse.numel() == 0) return fill(lse, -std::numeric_limits<double>::infinity());
   const int64_t strides[] = {0, 1, 0};

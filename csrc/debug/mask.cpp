@@ -6,7 +6,7 @@ namespace flash_dist::debug {
 
 namespace {
 
-constexpr int TILE = 64;  // equals MASK_TILE of core/band.h
+constexpr int TILE = 64;  // the same as MASK_TILE of core/band.h
 
 int tiles(int seqlen) { return (seqlen + TILE - 1) / TILE; }
 
@@ -16,15 +16,16 @@ Keys band_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k) {
           mask.right < 0 ? seqlen_k : center + mask.right + 1};
 }
 
-// Returns the keys that a query sees: the keys of its block and of earlier blocks. Position i is in
-// block i / ceil(seqlen / blocks).
+// Returns the keys that are visible to a query: those of its block and of earlier blocks. Position
+// i is in block i / ceil(seqlen / blocks).
 Keys block_causal_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k) {
   const int queries = (seqlen_q + mask.blocks - 1) / mask.blocks;
   const int keys = (seqlen_k + mask.blocks - 1) / mask.blocks;
   return {0, (query / queries + 1) * keys};
 }
 
-// Appends the tile's element of query_ranges: minima and maxima over the rows that exist.
+// Appends a query tile's element of query_ranges: minima and maxima over its rows with visible
+// keys. If it also has rows without visible keys, the element covers no key tile fully.
 void append_query_range(std::vector<int>& ranges, const std::vector<int>& rows, int tile,
                         int seqlen_q, int seqlen_k) {
   int least_begin = seqlen_k, greatest_begin = 0, least_end = seqlen_k, greatest_end = 0;

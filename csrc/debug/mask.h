@@ -1,5 +1,5 @@
-// The masks of the command line: which keys each query sees, and the arrays that the kernels read
-// for masks other than bands. Plain C++, without CUDA or torch.
+// The masks of the command line: which keys are visible to each query, and the arrays that the
+// kernels read for masks other than bands. Plain C++, without CUDA or torch.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ struct Mask {
   int blocks = 0;            // BLOCK_CAUSAL: number of equal blocks of queries, and of keys
 };
 
-// Keys [begin, end); begin = end = 0 if the query sees none.
+// Keys [begin, end); begin = end = 0 if no key is visible to the query.
 struct Keys {
   int begin, end;
 };

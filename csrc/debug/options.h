@@ -30,7 +30,7 @@ struct Options {
   bool help = false;
 
   int group() const { return num_heads_q / num_heads_kv; }
-  // Returns the options, one per line, as printed by --parse-only and by every run.
+  // Describes the tensors, mask, softmax_scale and seed. --parse-only and every run print it.
   std::string describe() const;
 };
 

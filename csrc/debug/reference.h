@@ -26,7 +26,7 @@ struct Difference {
 Difference compare(const std::string& name, const at::Tensor& value, const at::Tensor& expected,
                    double tolerance);
 
-// Returns an empty string if all bits agree, else the number of different elements and the first
+// Returns an empty string if all bits agree; else describes how many elements differ, and the first
 // one.
 std::string compare_bits(const std::string& name, const at::Tensor& value,
                          const at::Tensor& expected);

@@ -20,8 +20,8 @@ namespace flash_dist::debug {
 
 namespace {
 
-// Returns the allowed error, relative to the greatest magnitude, for rounding the result, P and dS
-// to the dtype.
+// Returns the largest allowed error of a tensor, relative to its greatest magnitude. It leaves room
+// for rounding the result, P and dS to the dtype.
 double tolerance(const std::string& dtype, const std::string& tensor) {
   if (dtype == "fp32" || dtype == "ieee32" || tensor == "lse") return 1e-4;
   return dtype == "fp16" ? 4e-3 : 3e-2;
@@ -49,7 +49,7 @@ void synchronize(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-// Returns the median time in ms between two CUDA events, over `runs` runs after WARM_UP warm-up
+// Returns the median time in ms of `runs` runs, each between two CUDA events, after WARM_UP warm-up
 // runs.
 double median_ms(const std::function<void()>& work, int runs, c10::Device device) {
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);

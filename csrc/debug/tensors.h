@@ -39,7 +39,7 @@ inline constexpr Named OUTPUTS[] = {{"out", &Outputs::out},
 // One mt19937 generator makes float32 numbers, in this order.
 Inputs make_inputs(const Options& options);
 
-// Returns booleans [seqlen_q, seqlen_k], true where a query sees a key.
+// Returns booleans [seqlen_q, seqlen_k], true where a key is visible to a query.
 at::Tensor make_visible(const Options& options, at::Device device);
 
 }  // namespace flash_dist::debug

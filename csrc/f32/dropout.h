@@ -1,4 +1,4 @@
-// The fp32 kernels with dropout.
+// Configurations of the fp32 kernels with dropout.
 #pragma once
 
 #include "dropout_plans.h"

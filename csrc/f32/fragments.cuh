@@ -23,9 +23,9 @@ struct WarpPlace {
 };
 
 // Adds the partial abt results of the SPLIT slices: first pairs of slices, then the pairs' sums.
-// This order is the same for all slices and tiles (see product.cuh). `exchange` is shared memory
-// with room for all groups of SPLIT warps. Call slices_done() between two calls if no block barrier
-// separates them.
+// The order of a score's sum is the same for any SPLIT and tile (see product.cuh). `exchange` is
+// shared memory with room for all groups of SPLIT warps. Call slices_done() between two calls if no
+// block barrier separates them.
 template <class Config, int MT, int NT>
 __device__ __forceinline__ void sum_slices(Accumulator<MT, NT>& c, const WarpPlace<Config>& warp,
                                            uint32_t exchange) {

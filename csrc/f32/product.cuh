@@ -1,9 +1,10 @@
-// The two products of the fp32 kernels, on a warp's fragments. Tensor cores compute them as three
-// products of tf32 parts, if the target has TF32. Otherwise, and for Ieee32, FFMA computes them.
+// The two products of the fp32 kernels, on a warp's fragments. If the target has TF32, tensor cores
+// compute each as three TF32 products of high and low parts. Otherwise, and for Ieee32, FFMA
+// computes them.
 //
-//   abt   C += A @ B^T   both row-major in shared memory. C[m][n] is the d fragment of m16n8k8:
+//   abt   C += A @ B^T   A, B row-major in shared memory. C[m][n] is the d fragment of m16n8k8:
 //                        rows g and g + 8 of row tile m, columns 2t and 2t + 1 of column tile n.
-//   ab    C += P @ B     P an abt result in registers, B row-major in shared memory.
+//   ab    C += P @ B     P is an abt result in registers, B row-major in shared memory.
 //
 // NOTE: forward, dQ and dK/dV all compute S. With large scores P depends on the last bits of S, and
 // lse, out and delta of one kernel must match the P of another. So all of them sum a score in the
@@ -31,8 +32,8 @@ struct FloatRows : SwizzledRows<2 * HEAD_DIM> {
   using Base = SwizzledRows<2 * HEAD_DIM>;
   static_assert(Base::CHUNKS % 8 == 0, "the products rely on a phase of row % 8");
 
-  // Address of a row and a column. row must be a multiple of 8 and column a multiple of 32, so that
-  // the swizzle phase stays the same.
+  // Address of the element at `row` and `column`, as the start of a smaller tile. row must be a
+  // multiple of 8 and column a multiple of 32, so that the swizzle phase stays the same.
   __device__ __forceinline__ static uint32_t at(uint32_t tile, int row, int column) {
     return tile + row * Base::ROW_BYTES + column * 4;
   }
@@ -49,8 +50,8 @@ struct TensorProduct {
   // c += A @ B^T over SUM_COLUMNS columns.
   template <int HEAD_DIM, int UNROLL, Queries QUERIES, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
-    // Addresses as in Operand::a, b and b_8, where a step has 16 16-bit elements and here 8 floats.
-    // They are recomputed, to leave the registers to the accumulators.
+    // Addresses as in Operand::a, b and b_8. There a step has 16 16-bit elements, here 8 floats.
+    // The addresses are recomputed in each call, to leave the registers to the accumulators.
     constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
     using Floats = Operand<2 * HEAD_DIM>;
     const int lane = fresh_thread() % 32;
@@ -133,7 +134,7 @@ struct TensorProduct {
     split_tf32(high[0], low[0], x);
     split_tf32(high[1], low[1], y);
   }
-  // Splits P. Its columns 2t and 2t + 1 become columns t and t + 4 of A.
+  // Splits P into high and low parts. Columns 2t and 2t + 1 of P become columns t and t + 4 of A.
   __device__ __forceinline__ static void split_p(uint32_t (&high)[4], uint32_t (&low)[4],
                                                  const float (&d)[4]) {
     split_tf32(high[0], low[0], __float_as_uint(d[0]));
@@ -255,7 +256,7 @@ struct Product {
                                   ScalarProduct>;
 
   // Adds A @ B^T to c. a and b are the addresses of the warp's first row of A and of the first row
-  // of B. Both point at the first of COLUMNS columns of rows of HEAD_DIM.
+  // of B. Both point at the first of COLUMNS columns; a row has HEAD_DIM columns.
   template <int HEAD_DIM, int COLUMNS, int UNROLL, Queries QUERIES, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
     static_assert(COLUMNS % SUM_COLUMNS == 0);

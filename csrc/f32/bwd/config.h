@@ -9,7 +9,7 @@
 
 namespace flash_dist {
 
-// The work of a block, shared by its threads. Query head 0 is the first of the group.
+// The work of a dK/dV block, shared by its threads. Query head 0 is the first of the group.
 struct F32DkdvWork {
   const float *q, *dout;  // first query of query head 0
   int64_t statistics;     // statistics row of that query

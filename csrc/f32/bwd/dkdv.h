@@ -49,7 +49,7 @@ struct F32Dkdv {
   __device__ __forceinline__ F32Dkdv(const BwdParams& params, typename Config::Smem& shared)
       : p(params), smem(shared), tiles(shared), work(shared.work) {}
 
-  // Finds the block's work and first item in one thread, and starts the copies of K and V.
+  // Stores the block's work and first item in shared memory, and starts the copies of K and V.
   __device__ __forceinline__ void start(const DkdvBlock& block, const Sequence& sequence) const {
     const int heads_per_split = p.group / p.group_split;
     const int head = block.head_kv * p.group;
@@ -89,7 +89,7 @@ struct F32Dkdv {
     __syncwarp();
   }
 
-  // Adds item i, which is in stage s.
+  // Adds the contribution of item i, which is in stage s, to dK and dV.
   __device__ __forceinline__ void add(Sum& dk, Sum& dv, int i, int s) const {
     const F32DkdvItem& item = this->item(i);
     const Warp warp;
@@ -236,7 +236,7 @@ struct F32Dkdv {
     }
   }
 
-  // Multiplies dS^T by the derivative of a soft cap.
+  // Multiplies dS^T by the derivative of the soft cap, if there is one.
   __device__ __forceinline__ void take_cap(Scores& dst, Scores& pt, const F32DkdvItem& item,
                                            const Warp& warp, uint32_t q_slice, int s) const {
     if (p.scores.softcap != 0.0f && p.scores.softcap < PRECISE_CAP) {

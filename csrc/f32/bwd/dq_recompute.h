@@ -37,7 +37,7 @@ struct F32DqRecompute {
   using Warp = WarpPlace<Config>;
   using Scores = Accumulator<1, BLOCK_N / 8>;
   using Sum = Accumulator<1, SLICE / 8>;
-  using Statistics = float[2];  // a value per row of the lane
+  using Statistics = float[2];  // for the lane's rows g and g + 8
 
   const BwdParams& p;
   const DqTiles<Config>& tiles;
@@ -59,7 +59,8 @@ struct F32DqRecompute {
     }
   }
 
-  // Adds key tile j, which is in stage s, to dQ, and its P to the lane's row sums.
+  // Adds the contribution of key tile j, which is in stage s, to dQ, and its P to the lane's row
+  // sums.
   __device__ __forceinline__ void add(Sum& dq, Statistics& row_sum, const Statistics& lse,
                                       const Statistics& delta, float scale_log2, int j,
                                       int s) const {
@@ -134,7 +135,7 @@ struct F32DqRecompute {
   }
 
  private:
-  // Applies soft cap, ALiBi, bias and mask.
+  // Applies soft cap, ALiBi, bias and mask to the scores, and the derivative of the soft cap to dP.
   __device__ __forceinline__ void modify_scores(Scores& scores, Scores& dp, const Statistics& delta,
                                                 const Warp& warp, int j, int code) const {
     if (p.scores.has_score_mod) {

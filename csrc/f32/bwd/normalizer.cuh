@@ -1,9 +1,9 @@
 // Normalizers correct P for the rounding of lse: P = exp2(S * scale - lse) * normalizer.
 //
 // For scores in the hundreds, lse in fp32 is only exact to 2^-16, and so would P be. But a row of P
-// sums to 1, and a block of dQ sees whole rows. This block sums P; the difference of the sum from 1
-// is the rounding error of lse. The dK/dV kernel, whose blocks see only some keys of each row, runs
-// later and reads the normalizers.
+// sums to 1, and each block of the dQ kernel computes complete rows. It sums P; the difference of
+// the sum from 1 is the rounding error of lse. The dK/dV kernel, whose blocks have only some keys
+// of each row, runs later and reads the normalizers.
 #pragma once
 
 #include "core/tile.cuh"
@@ -13,9 +13,9 @@
 namespace flash_dist {
 
 // Normalizer of a row of P that sums to `sum`. If rounding does not explain the difference from 1,
-// lse covers more keys (of a whole ring, for example), and the normalizer is 1. Three errors count,
-// each at most 2^-24 relative: of lse, of lse * log2(e), and of score * scale. Adding 16 to |lse|
-// allows for errors of the sum.
+// lse covers more keys than this call has (those of a whole ring, for example), and the normalizer
+// is 1. Three errors count, each at most 2^-24 relative: of lse, of lse * log2(e), and of score *
+// scale. Adding 16 to |lse| allows for errors of the sum.
 __device__ __forceinline__ float normalizer(float sum, float lse_log2) {
   const float rounding = fminf(0x1p-22f * (fabsf(lse_log2) + 16.0f), 0.5f);
   return fabsf(sum - 1.0f) <= rounding ? 1.0f / sum : 1.0f;

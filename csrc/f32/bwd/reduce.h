@@ -1,4 +1,4 @@
-// Adds the partial sums of dK, and those of dV, in ascending order.
+// Adds the partial sums of dK, and those of dV, in ascending order of the splits.
 //
 // Grid      x = tile of rows over all batch entries and kv heads of dK, then of dV. A thread owns 4
 //           columns of one row.

@@ -15,10 +15,10 @@ namespace flash_dist {
 template <int BLOCK_M, int BLOCK_N>
 struct F32FwdWork {
   const float *q, *k, *v;  // the block's first query, the sequence's first key
-  int row0;                // first query
-  int rows;                // rows from row0 to the end
+  int row0;                // index of the block's first query
+  int rows;                // queries from row0 to the end of the sequence
   MaskPlace place;
-  RowSpan keys;  // from the first to the last key that any query sees
+  RowSpan keys;  // from the first to the last key that is visible to any query
   float slope;   // ALiBi slope
   KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
 

@@ -1,12 +1,13 @@
 // Forward attention in fp32: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
-// Grid      x = query tile, batch and query head. A head's causal tiles come longest first.
+// Grid      x = query tile, batch and query head. The last query tiles of a head come first: with a
+//           causal mask they are the longest.
 // Block     WARPS warps. SPLIT warps share ROWS query rows; each sums S over a slice of the columns
 //           and owns that slice of the output.
 // Shared    Q tile, one K tile, one V tile, the slices' partial sums of S.
 // Pipeline  V(j) is copied during S = Q @ K(j).T, K(j - 1) during the softmax and P @ V(j). Key
-//           blocks run from last to first: those with a causal mask come first, and the long loop
-//           has no mask.
+//           blocks run from last to first: the few that a causal mask cuts come first, and the long
+//           loop after them applies no mask.
 #pragma once
 
 #include "core/blocks.cuh"
