@@ -1,4 +1,4 @@
-"""Checks of the values of cu_seqlens.
+"""Checks the values of cu_seqlens.
 
 CPU calls always check them, GPU calls if FLASH_DIST_CHECK=1. Without the check, kernels accept any
 values and stay within the tensors.
@@ -23,7 +23,7 @@ _KEY: Final = os.fsencode(CHECK_VARIABLE)
 
 
 def is_checking() -> bool:
-    """Return whether GPU calls wait for cu_seqlens and check its values: FLASH_DIST_CHECK is 1."""
+    """Return whether FLASH_DIST_CHECK is 1: GPU calls then wait for cu_seqlens and check it."""
     if is_unset(_KEY):
         return False
     text = os.environ.get(CHECK_VARIABLE, "")
@@ -56,7 +56,7 @@ def check_boundaries(
     longest: int,
     arguments: tuple[str, str] | None = None,
 ) -> None:
-    """Raise if sequences do not lie one after the other on an axis with `tokens` tokens.
+    """Raise unless sequences lie one after the other on an axis with `tokens` tokens.
 
     The first sequence must begin at 0: a missing leading 0 would silently drop a sequence. Tokens
     after the last sequence belong to no sequence.

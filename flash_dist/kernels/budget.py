@@ -1,4 +1,4 @@
-"""Workspace budget of a backward call."""
+"""Workspace budget of a backward call, and of attention to a cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import FlashDistError
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536
-# Makes the backward read FLASH_DIST_WORKSPACE_MB when it runs. Graphs store BUDGET_NOW instead of
+# Makes an operator read FLASH_DIST_WORKSPACE_MB when it runs. Graphs store BUDGET_NOW instead of
 # the variable's current value.
 BUDGET_NOW: Final = -1
 _KEY: Final = os.fsencode(BUDGET_VARIABLE)
@@ -18,13 +18,13 @@ MAX_BUDGET_MB: Final = (2**63 - 1) >> 20  # the operators take bytes as int64
 
 
 def is_unset(name: bytes) -> bool:
-    """Return whether a variable is known to be unset; os.environ would raise twice internally."""
+    """Return whether a variable is surely unset; faster than os.environ, which raises twice."""
     known = getattr(os.environ, "_data", None)
     return known is not None and name not in known
 
 
 def workspace_budget() -> int:
-    """Return how many bytes of workspace a backward call may use, see `flash_attn_func`.
+    """Return how many bytes of workspace a call may use, see `flash_attn_func`.
 
     1.5 GiB, unless the environment variable FLASH_DIST_WORKSPACE_MB gives another number of MiB.
     """

@@ -61,7 +61,7 @@ def decode(  # noqa: PLR0913 - one attention problem
     head_dim_v: int = 0,
     wants_lse: bool = True,
 ) -> tuple[Tensor, Any]:
-    """Return out and lse of queries to the keys of a cache.
+    """Return out and lse of queries that attend to the keys of a cache.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim]; packed, [total_q, num_heads_q, head_dim].
@@ -72,8 +72,8 @@ def decode(  # noqa: PLR0913 - one attention problem
         budget: Bytes of workspace, or BUDGET_NOW.
         packed: Where the queries of each sequence are, if they are packed.
         scores: Score modifications and sinks; None: none.
-        head_dim_v: The values are this many first columns of the keys (latent keys); 0: the values
-            are in cache.v.
+        head_dim_v: The first head_dim_v columns of the keys are the values (latent keys); 0: the
+            values are in cache.v.
         wants_lse: If False, lse may be None.
 
     Returns:
@@ -99,13 +99,13 @@ def decode(  # noqa: PLR0913 - one attention problem
 def append(
     q: Tensor, cache: Cache, new: tuple[Tensor, Tensor], rotary: Rotary | None, *, advances: bool
 ) -> Tensor:
-    """Append new keys and values to the sequences of a cache; return q, rotated with `rotary`.
+    """Append new keys and values to the sequences of a cache; return q, rotated if `rotary`.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim].
         cache: The cache; it must have seqlens.
         new: k [batch, seqlen_new, num_heads_kv, head_dim] and v, with head_dim_v.
-        rotary: Key i is at position cache.seqlens + i.
+        rotary: Rotary embeddings, None: none. New key i has position cache.seqlens + i.
         advances: Whether query i has position cache.seqlens + i; else all have cache.seqlens.
     """
     angles = (None, None, False) if rotary is None else rotary
@@ -122,10 +122,10 @@ def append(
 
 
 def _append_in_place(keys: Any, *arguments: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
-    """Increment the versions of both caches: a backward that has saved a cache then raises.
+    """Call `append`, then increment the versions of k_cache and v_cache.
 
-    torch generates such a kernel for its own in-place operators. It runs for direct calls of the
-    operator and in compiled graphs.
+    A backward that has saved one of them then raises. torch generates such a kernel for its own
+    in-place operators. It runs for direct calls of the operator and in compiled graphs.
     """
     with torch._C._AutoDispatchBelowADInplaceOrView():  # noqa: SLF001 - as torch.library.custom_op
         below = keys & torch._C._after_ADInplaceOrView_keyset  # noqa: SLF001

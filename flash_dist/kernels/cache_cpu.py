@@ -44,7 +44,7 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     sinks: Tensor | None = None,
     head_dim_v: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse of queries to the keys of a cache."""
+    """Return out and lse of queries that attend to the keys of a cache."""
     v_cache = k_cache[..., :head_dim_v] if v_cache is None else v_cache
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
     cache.check_values(seqlen_new)
@@ -129,7 +129,7 @@ def append(  # noqa: PLR0913, PLR0917 - the operator's schema
     interleaved: bool,  # noqa: FBT001
     advances: bool,  # noqa: FBT001
 ) -> Tensor:
-    """Write k and v into a cache; return the rotated queries, or an empty tensor."""
+    """Write k and v into a cache; return the rotated q, or an empty tensor without rotation."""
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, None, block_table)
     cache.check_values(k.shape[1])
     rotated = q.new_empty((0, *q.shape[1:]))

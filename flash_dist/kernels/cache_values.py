@@ -1,4 +1,4 @@
-"""Checks of the values that describe a cache: lengths, entries, pages.
+"""Checks the values that describe a cache: lengths, entries, pages.
 
 CPU calls always check them, GPU calls if FLASH_DIST_CHECK=1. Without the check, kernels clamp
 values that are too large and stay within the tensors.
@@ -37,7 +37,7 @@ class Cache(NamedTuple):
         return Cache(k, v, *(None if x is None else x[own] for x in self[2:]))
 
     def check_values(self, seqlen_new: int, angles: int | None = None, steps: int = 0) -> None:
-        """Raise for values outside the cache; waits if they are on a GPU.
+        """Raise for values outside the cache; wait for values that are on a GPU.
 
         Args:
             seqlen_new: Keys that are appended to each sequence.

@@ -1,4 +1,4 @@
-"""Choices for a call, a block or a thread: precision, and order of sums."""
+"""Choices for a call, a `with` block or a thread: precision, and order of sums."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ process: Final = _Process()
 
 
 class Choice:
-    """A choice from now on, in a `with` block, or in each call of a decorated function."""
+    """Base class of choices: from now on, in a `with` block, or in each decorated call."""
 
     _name: ClassVar[str]
 
@@ -88,7 +88,7 @@ class Choice:
         return within
 
     def __enter__(self) -> None:
-        """Make the choice again: the end of an earlier block of this object has undone it."""
+        """Make the choice, which the end of an earlier block of this object may have undone."""
         self._choose(self._value)
 
     def __exit__(
@@ -105,12 +105,12 @@ class Choice:
 
 
 def find_precision() -> Precision:
-    """Return the precision that is chosen for this thread."""
+    """Return the precision chosen in this thread, or else in the main thread."""
     return _thread.precision or process.precision
 
 
 def find_match_kvcache() -> bool:
-    """Return whether match_kvcache is chosen for this thread."""
+    """Return whether match_kvcache is chosen in this thread, or else in the main thread."""
     own = _thread.match_kvcache
     return process.match_kvcache if own is None else own
 
@@ -209,7 +209,7 @@ def is_matching(
     Args:
         match: The argument of the call; None: the current choice.
         q: Queries.
-        mask: Which keys each query sees.
+        mask: Which keys are visible to each query.
 
     Raises:
         TypeError: match is no bool, or attention to a cache does not support the dtype.

@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 def without_autocast(kernel: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Disable autocast in the formulas, which would round the scores. Inputs are already cast."""
+    """Return the kernel with autocast disabled, since it would round scores; inputs are cast."""
 
     @wraps(kernel)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -220,7 +220,7 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
 
 
 def is_empty(handle: int, shape: Shape) -> bool:
-    """Return whether a call has no queries or no keys, and so needs no plan of its mask."""
+    """Return whether the score matrix is empty and needs no plan; if so, check the mask's sizes."""
     if 0 not in shape:
         return False
     registry.find(handle).sizes.require(shape)
@@ -240,7 +240,7 @@ def visible(
     handle: int,
     *sizes: Any,  # noqa: ANN401
 ) -> Tensor | None:
-    """Return the boolean mask; None for a BlockMask if there are no queries or no keys."""
+    """Return the boolean mask; None for a BlockMask if the score matrix is empty."""
     if plan is not None:
         return intervals_of(q, k, plan, *sizes).visible()
     shape = shape_of(q, k)
@@ -248,13 +248,13 @@ def visible(
 
 
 def check_ends(name: str, cu_seqlens: Tensor | None, total: int, max_seqlen: int) -> None:
-    """Raise ValueError if packed documents do not lie on their axis."""
+    """Raise ValueError if cu_seqlens is invalid, see `check_boundaries`; None is valid."""
     if cu_seqlens is not None:
         check_boundaries(name, cu_seqlens.tolist(), total, max_seqlen)
 
 
 def parse_band(mask: list[int]) -> Band:
-    """Return the band for an operator's integers."""
+    """Return the band for an operator's integers; raise ValueError for other masks."""
     kind, *numbers = mask
     if kind != BAND:
         raise complain(

@@ -89,12 +89,12 @@ def differentiate_bias(
 
 
 def _has_one_key(k: Tensor, max_seqlen_k: int | None) -> bool:
-    """Return whether it is known that no sequence has two keys; max_seqlen_k is None if dense."""
+    """Return whether it is known that no sequence has two keys; max_seqlen_k: None if dense."""
     return _is_one(k.shape[1]) if max_seqlen_k is None else _is_one(k.shape[0], max_seqlen_k)
 
 
 def _is_one(*numbers: int) -> bool:
-    """Return whether the least of some sizes is known to be 1; graphs may not know it yet."""
+    """Return whether the least of some sizes is 1; False if a traced graph does not know it."""
     if not torch.compiler.is_compiling():
         return min(numbers) == 1
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # noqa: PLC0415 - slow
@@ -132,7 +132,7 @@ def _refuse_transform(name: str) -> NoReturn:
 
 
 def register(library: torch.library.Library) -> None:
-    """Register the autograd formulas of the operators in a library of their namespace."""
+    """Register the operators' autograd formulas in `library`, which has their namespace."""
     in_front: Any = _Shortcut(library)
     for name, formula, save in (
         ("attention", _differentiate, _save),
@@ -159,7 +159,7 @@ class _Shortcut:
         self._library = library
 
     def impl(self, name: str, formula: Callable[..., Any], key: str, *, with_keyset: bool) -> None:
-        """Replace the method of a Library that torch's register_autograd calls."""
+        """Register a formula; stands in for Library.impl, which torch's register_autograd calls."""
         redispatch = getattr(torch.ops.flash_dist, name).default.redispatch
         is_wanted = torch._C._any_requires_grad  # noqa: SLF001 - torch's own check
         below = torch._C._after_autograd_keyset  # noqa: SLF001

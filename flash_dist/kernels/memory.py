@@ -32,7 +32,7 @@ def raise_out_of_memory(error: Exception) -> None:
 
 
 def warn_of_copies(k_cache: Tensor, v_cache: Tensor) -> None:
-    """Warn once if Dynamo traces a step that writes to two views of one allocation."""
+    """Warn once if k_cache and v_cache are inputs of a traced graph and share one allocation."""
     if _is_input(k_cache) and _address(k_cache) == _address(v_cache):
         _warn()
 

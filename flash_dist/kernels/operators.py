@@ -1,12 +1,11 @@
-"""The registered operators of attention: the only module that uses `torch.ops.flash_dist`.
+"""The operators of attention: loads the extension, declares further operators, and calls all.
 
 Importing it loads the extension, which declares `attention` and `attention_backward` with their
 CUDA kernels. These take a mask as integers, and its arrays as a tensor on q's device. This module
 declares the `attention_masked...` operators: they take the handle of a BlockMask or the tensor of
-an IntervalMask, and find the arrays where torch.compile does not trace. The fake
-kernels (only shapes, for torch.compile) are here as well. cpu.py has the CPU kernels,
-derivatives.py the autograd formulas. The signatures are those of the operators, including
-positional flags.
+an IntervalMask, and find the arrays in code that torch.compile does not trace. The fake kernels
+(only shapes, for torch.compile) are here as well. cpu.py has the CPU kernels, derivatives.py the
+autograd formulas. The signatures are those of the operators, including positional flags.
 
 The extension's `attention_no_grad` and `attention_backward_no_grad` have no autograd formula, and
 take the integers of a mask as a CPU tensor. Eager calls use them, because they are cheaper.
@@ -72,7 +71,7 @@ _SCORES: Final = (
 )
 _LAST: Final = f"{_SCORES}, float dropout_p=0.0, Tensor? rng_state=None"
 _SAVED: Final = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
-# The names of the last arguments in _LAST, except the first one.
+# The names of the arguments in _LAST, except the first one.
 _HOW: Final = ("ieee", "softcap", "alibi_slopes", "sinks", "bias", "dropout_p", "rng_state")
 _BIAS: Final = (
     "float softmax_scale, bool ieee, Tensor? alibi_slopes, Tensor bias, float dropout_p, "
@@ -224,7 +223,7 @@ def _find_integers(
     elif 0 not in (q.shape[0], mask.seqlen_q, mask.seqlen_k):
         slots = list_key_slots(mask.seqlen_q, mask.seqlen_k, causal=mask.causal)
         return list_integers(*mask[1:5]), mask.plan, slots
-    return _integers_of(Band()), None, None  # without scores, any mask is correct
+    return _integers_of(Band()), None, None  # the score matrix is empty, so any mask is correct
 
 
 @lru_cache(maxsize=256)
@@ -335,7 +334,7 @@ def differentiate_bias(
 
 
 def is_exporting() -> bool:
-    """Return whether torch.export traces; before 2.13 torch's own test also matches torch.compile.
+    """Return whether torch.export traces; torch's own test before 2.13 includes torch.compile.
 
     See https://github.com/pytorch/pytorch/issues/176347.
     """
@@ -345,7 +344,7 @@ def is_exporting() -> bool:
 def band_or_handle(
     mask: Band | BlockMask | IntervalMask,
 ) -> Band | tuple[Tensor | None, int, int, int, bool]:
-    """Return a band, or the arguments of the masked operators from `plan` to `causal`.
+    """Return the band of a mask, or the masked operators' arguments from `plan` to `causal`.
 
     The handle of a BlockMask is valid in this process only.
     """
@@ -370,7 +369,7 @@ def band_or_handle(
 
 
 def find_plan(handle: int, q: Tensor, k: Tensor) -> registry.DevicePlan | None:
-    """Return a mask's tensors on q's GPU; None without queries or keys."""
+    """Return a BlockMask's tensors on q's GPU; None if the score matrix is empty."""
     index, sizes_q, seqlen_k = q.get_device(), q.shape, k.shape[1]
     found = registry.lookup_last(handle, index, sizes_q, seqlen_k)
     if found is None:

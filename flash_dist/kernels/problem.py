@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 
 
 class Packing(NamedTuple):
-    """Packed sequences: where each begins, and the largest length."""
+    """Packed sequences: where each begins, and the maximum lengths."""
 
     cu_seqlens_q: Tensor  # [batch + 1], int32
     cu_seqlens_k: Tensor  # [batch + 1], int32
@@ -80,7 +80,7 @@ class Problem(NamedTuple):
         max_logit: bool = False,
         dropout: Dropout | None = None,
     ) -> Problem:
-        """Return the problem of a call with queries q, with the current budget."""
+        """Return the problem of a call with queries q, with the current budget or BUDGET_NOW."""
         is_float32 = q.dtype == torch.float32
         ieee = (is_float32 or float32_precision is not None) and is_ieee(float32_precision)
         ieee = ieee and is_float32

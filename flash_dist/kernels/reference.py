@@ -1,7 +1,7 @@
 """Attention in plain torch from its formulas: for CPU tensors, and as reference of the kernels.
 
 Computes in float32, or float64 for float64 inputs, and stores the whole score matrix. Keys and
-values that no query sees are not read, so NaN there changes nothing.
+values that are not visible to any query count as 0, so NaN there changes nothing.
 
 Layouts, here and in the operators: q is [batch, seqlen_q, num_heads_q, head_dim] or [batch,
 seqlen_q, num_heads_kv, group, head_dim]; k and v are [batch, seqlen_k, num_heads_kv, head_dim],
@@ -30,7 +30,7 @@ Shape = tuple[int, int]
 
 
 class Options(NamedTuple):
-    """Arguments other than q, k and v. A key is visible if all given masks show it."""
+    """Arguments other than q, k and v. A key is visible if `visible` and `band` both show it."""
 
     softmax_scale: float
     visible: Tensor | None = None  # broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k], bool
@@ -42,15 +42,15 @@ class Options(NamedTuple):
     ordered: bool = False  # whether the forward sums in the order of ordered.py
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a @ b."""
+        """Return a @ b, summed as in ordered.py if `ordered`."""
         return ordered.multiply(a, b) if self.ordered else a @ b
 
 
 def visible(seqlen_q: int, seqlen_k: int, band: Band, device: torch.device | str = "cpu") -> Tensor:
-    """Return [seqlen_q, seqlen_k] booleans: query i sees key j of a band.
+    """Return [seqlen_q, seqlen_k] booleans, true where key j is visible to query i in a band.
 
-    That is i + shift - left <= j <= i + shift + right. -1 is unbounded. shift is seqlen_k -
-    seqlen_q if the band is aligned to the bottom right, else 0.
+    These are the keys i + shift - left <= j <= i + shift + right. -1 is unbounded. shift is
+    seqlen_k - seqlen_q if the band is aligned to the bottom right, else 0.
     """
     left, right, bottom_right = band
     shift = seqlen_k - seqlen_q if bottom_right else 0
@@ -72,12 +72,12 @@ def reference_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tupl
 def reference_results(
     q: Tensor, k: Tensor, v: Tensor, options: Options
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return out, lse and max_logit. A row without a key has out 0 and lse -inf, or its sink.
+    """Return out, lse and max_logit.
 
     Returns:
-        out: Like q, with the last axis of v.
+        out: Like q, with the last axis of v; 0 in a row without a visible key.
         lse: [batch, num_heads_q, seqlen_q], packed [num_heads_q, tokens]; float32, or float64 for
-            float64 inputs.
+            float64 inputs. In a row without a visible key the head's sink, or -inf without sinks.
         max_logit: [num_heads_q], dtype of lse: the largest visible score, -inf if there is none.
     """
     out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
@@ -162,7 +162,7 @@ def marked_weights(q: Tensor, k: Tensor, lse: Tensor, options: Options, longest:
 
     Args:
         q: As in `reference_forward`.
-        k: Likewise.
+        k: As in `reference_forward`.
         lse: As `reference_forward` returned it.
         options: With dropout.
         longest: seqlen_q and seqlen_k; for packed tensors, those of the longest document.
@@ -248,9 +248,9 @@ class _Problem(NamedTuple):
     document: _Document
 
     def scores(self, options: Options) -> tuple[Tensor, Tensor | float]:
-        """Return [batch, num_heads_q, seqlen_q, seqlen_k], -inf where masked.
+        """Return the scores [batch, num_heads_q, seqlen_q, seqlen_k], -inf where masked.
 
-        Also return their derivatives by q . k * softmax_scale.
+        Also return their derivatives with respect to q . k * softmax_scale.
         """
         scores = options.scores
         products = options.multiply(self.q, self.k.transpose(-1, -2))
@@ -299,12 +299,12 @@ def _problem(document: _Document, q: Tensor, k: Tensor, v: Tensor, options: Opti
         mask = shown if mask is None else mask & shown
     if mask is None:
         return _Problem(qh, kh, vh, None, document)
-    unread = ~mask.any(-2).unsqueeze(-1)  # keys that no query sees: their values must not matter
+    unread = ~mask.any(-2).unsqueeze(-1)  # keys that are visible to no query: NaN must not spread
     return _Problem(qh, kh.masked_fill(unread, 0.0), vh.masked_fill(unread, 0.0), mask, document)
 
 
 def _weights(scores: Tensor, row_lse: Tensor) -> Tensor:
-    """Return exp(scores - lse), 0 in a row without a key."""
+    """Return exp(scores - lse), 0 in a row without a visible key."""
     return (scores - row_lse).exp().masked_fill(row_lse == -torch.inf, 0.0)
 
 
@@ -327,6 +327,6 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def _lse_shape(q: Tensor, cu_seqlens_q: Tensor | None) -> tuple[int, ...]:
-    """Return [batch, num_heads_q, seqlen_q], packed [num_heads_q, tokens]."""
+    """Return the shape of lse: [batch, num_heads_q, seqlen_q], packed [num_heads_q, tokens]."""
     tokens = 1 if cu_seqlens_q is not None else 2
     return (*q.shape[: tokens - 1], q.shape[tokens:-1].numel(), q.shape[tokens - 1])

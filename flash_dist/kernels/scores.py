@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-OF_CACHES: Final = 3  # attention to a cache supports this many first fields of Scores: all but bias
+OF_CACHES: Final = 3  # attention to a cache supports the first 3 fields of Scores: all but bias
 MASKED: Final = torch.finfo(torch.float16).min  # a bias of this or less masks its score
 _BLOCKS: Final = 1024  # with fewer tiles, a gradient is split into partial sums to fill a GPU
 
@@ -55,7 +55,7 @@ def cut_bias(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
 
 
 def add_bias(logits: Tensor, bias: Tensor) -> Tensor:
-    """Return logits + bias; -inf if the bias masks a key."""
+    """Return logits + bias, -inf where the bias masks a score."""
     return (logits + bias.to(logits.dtype)).masked_fill(bias <= MASKED, -torch.inf)
 
 

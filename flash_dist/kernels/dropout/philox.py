@@ -50,7 +50,7 @@ def dropped(dropout: Dropout, heads: int, batch: range, seqlen_q: int, seqlen_k:
 
 
 def philox(x: list[Tensor], key: list[Tensor]) -> list[Tensor]:
-    """Return Philox4x32-7 of counters: 32-bit words in int64 tensors, whose products may wrap."""
+    """Return Philox4x32-7 of counters: 32-bit words in int64 tensors. Products may overflow."""
     for _ in range(_ROUNDS):
         left, right = x[0] * _MULTIPLIERS[0], x[2] * _MULTIPLIERS[1]
         first = (right >> 32 & _WORD) ^ x[1] ^ key[0]

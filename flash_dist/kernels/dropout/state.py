@@ -1,4 +1,4 @@
-"""Dropout of a call: its fraction, and the state that it draws."""
+"""Dropout of a call: its fraction, and the random state that it uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_DROPPED: Final = (0.0, None)  # the operators' arguments for a call without 
 
 
 def count_kept(p: float) -> int:
-    """Return how many of STEPS weights are kept, at least one."""
+    """Return how many of STEPS weights are kept on average, at least one."""
     return max(math.floor((1.0 - p) * STEPS + 0.5), 1)
 
 
@@ -65,5 +65,5 @@ def require_dropping(
 
 
 def draw_rng_state(device: torch.device) -> Tensor:
-    """Return a seed and an offset from torch's generator of a device."""
+    """Return a seed and an offset, drawn from torch's generator of a device."""
     return torch.randint((1 << 63) - 1, (2,), dtype=torch.int64, device=device)

@@ -79,7 +79,7 @@ def _sum_pairs(heads: int, queries: Sequence[int], keys: Sequence[int]) -> int:
 
 
 def _lengths(cu_seqlens: Tensor, longest: int) -> list[int]:
-    """Return the length of each sequence, or `longest` for each if the host cannot read it."""
+    """Return the length of each sequence; `longest` for each if the host cannot read cu_seqlens."""
     if not _is_real(cu_seqlens):
         return [longest] * (cu_seqlens.shape[0] - 1)
     lengths: list[int] = cu_seqlens.diff().tolist()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def when_imported(name: str, register: Callable[[], None]) -> None:
-    """Call a function now if a module is imported, else right after it is imported."""
+    """Call a function now if a module is already imported, else right after its import."""
     if name in sys.modules:
         register()
     else:
@@ -22,7 +22,7 @@ def when_imported(name: str, register: Callable[[], None]) -> None:
 
 
 class _Late(MetaPathFinder):
-    """Import finder for the first import of one module, which the other finders find."""
+    """Import finder that adds a callback to one module, which the other finders find."""
 
     def __init__(self, name: str, register: Callable[[], None]) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class _Late(MetaPathFinder):
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's spec, whose loader calls `register` after running the module."""
+        """Return the module's spec, whose loader also calls `register`; None for other modules."""
         if fullname != self.name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)

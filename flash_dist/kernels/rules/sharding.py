@@ -1,10 +1,10 @@
 """The operators on DTensors: each rank computes its own batch entries or heads.
 
-The rule is registered with `register_torch_dispatch` instead of DTensor's `register_sharding`. This
-rule sees all mesh dimensions at once, as groups of heads require. It also avoids a cache of torch
+The rule is registered with `register_torch_dispatch` instead of DTensor's `register_sharding`. It
+thus handles all mesh dimensions at once, as groups of heads require, and avoids a cache of torch
 that confuses optional tensors. Any mesh dimensions may shard `batch` or `heads`; along other mesh
-dimensions all ranks compute the same. No rank needs another's result, so nothing is sent unless an
-input must be redistributed.
+dimensions all ranks compute the same results. No rank needs another's results, so nothing is sent
+unless an input must be redistributed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _OF_ONE_RANK: Final = (
     "decode_no_lse",
     "append",
 )
-_LOCAL: Final = ("mask",)  # a tensor of integers that is equal on all ranks
+_LOCAL: Final = ("mask",)  # a tensor of integers that is the same on all ranks
 _TOKENS: Final = frozenset(("q", "k", "v", "out", "dout", "dq", "dk", "dv"))
 _ROWS: Final = frozenset(("lse", "dlse", "dsinks"))
-# Arguments that must be DTensors. Others may be plain tensors that are equal on all ranks, such as
-# the zero gradients that torch.compile makes. Plain sinks could not receive their gradient.
+# Arguments that must be DTensors. Others may be plain tensors that are the same on all ranks, such
+# as the zero gradients that torch.compile makes. Plain sinks could not receive their gradient.
 _SHARDED: Final = frozenset(("q", "k", "v", "out", "lse", "sinks"))
 _BATCH: Final = "batch"
 _HEADS: Final = "heads"
@@ -80,7 +80,7 @@ class Sharding(NamedTuple):
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Sharding:
-        """Return the sharding of q, k and v: all of them get the sharding that one of them has.
+        """Return one sharding for q, k and v; a replicated tensor gets the sharding of the others.
 
         Raises:
             TypeError: One of the three is no DTensor.
