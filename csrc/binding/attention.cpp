@@ -1,4 +1,4 @@
-// Declares and implements the torch operators of attention, on the stable ABI. The operators
+// Declares and implements the torch operators of attention, with torch's stable ABI. The operators
 // allocate outputs and workspace with torch's allocator, and launch on the current stream. Python
 // checks the arguments, because it has the error types. The operators repeat only the checks of
 // arguments that could corrupt memory.

@@ -57,7 +57,7 @@ void check_size(const Tensor& t, const char* name, int axis, int64_t size) {
                   ", got shape ", show_shape(t));
 }
 
-// Checks that the first `axes` dimensions equal those of `like`.
+// Checks that the first `axes` dimensions have the same sizes as those of `like`.
 void check_sizes(const Tensor& t, const char* name, const Tensor& like, int axes) {
   for (int axis = 0; axis < axes; ++axis) check_size(t, name, axis, like.size(axis));
 }

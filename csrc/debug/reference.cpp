@@ -91,7 +91,7 @@ Difference compare(const std::string& name, const at::Tensor& value, const at::T
                    double tolerance) {
   const at::Tensor exact = expected.to(value.device());
   const at::Tensor got = value.to(at::kDouble);
-  // Equal infinities count as error 0. A NaN, or an infinity on one side, counts as an infinite
+  // The expected infinity counts as error 0. A NaN, or any other infinity, counts as an infinite
   // error.
   const at::Tensor error =
       got.sub(exact).abs().masked_fill(got.eq(exact), 0).nan_to_num(INFINITE, INFINITE);

@@ -13,7 +13,7 @@ namespace flash_dist::debug {
 Outputs reference(const Options& options, const Inputs& inputs);
 
 struct Difference {
-  double max_error = 0;  // max |value - expected|; inf if only one of them is NaN or inf
+  double max_error = 0;  // max |value - expected|; inf for a NaN or an unexpected infinity
   double relative = 0;   // norm of the error over the norm of the expected tensor
   double tolerance = 0;  // largest absolute error allowed
   int64_t beyond = 0;    // number of elements with a larger error

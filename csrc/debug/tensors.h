@@ -36,7 +36,7 @@ inline constexpr Named OUTPUTS[] = {{"out", &Outputs::out},
 //   torch.manual_seed(seed)
 //   q, k, v, dout = (torch.randn(shape).to(dtype) for shape in (q_shape, k_shape, ...))
 //
-// One mt19937 generator makes float32 numbers, in this order.
+// One mt19937 generator draws all four tensors, in this order, in float32.
 Inputs make_inputs(const Options& options);
 
 // Returns booleans [seqlen_q, seqlen_k], true where a key is visible to a query.

@@ -14,7 +14,7 @@ template <class Config>
 struct WarpPlace {
   int group, slice, lane;
 
-  // Recomputed at each call, to leave the registers to the accumulators.
+  // Recomputes the thread index, to leave the registers to the accumulators.
   __device__ __forceinline__ WarpPlace() : WarpPlace(fresh_thread()) {}
   __device__ __forceinline__ explicit WarpPlace(int thread)
       : group(thread / 32 / Config::SPLIT), slice(thread / 32 % Config::SPLIT), lane(thread % 32) {}

@@ -61,8 +61,8 @@ struct TensorProduct {
     const Floats a_rows = rows(a, lane % 16, lane / 16);
     const Floats b_rows =
         NT == 1 ? rows(b, lane % 8, lane / 8) : rows(b, lane % 8 + lane / 16 * 8, lane / 8 % 2);
-    uint32_t b_pair[4];       // NT = 1: b of two steps
-    Accumulator<MT, NT> sum;  // sum of two steps
+    uint32_t b_pair[4];       // NT = 1: B of two steps
+    Accumulator<MT, NT> sum;  // A @ B^T over two steps
 #pragma unroll UNROLL
     for (int k = 0; k < SUM_COLUMNS / 8; ++k) {
       uint32_t b_high[NT][2], b_low[NT][2];
@@ -102,7 +102,7 @@ struct TensorProduct {
     const uint32_t odd = b + FloatRows<HEAD_DIM>::offset(row + 1, lane / 4);
 #pragma unroll
     for (int i = 0; i < OT; i += 4) {
-      Accumulator<MT, 4> sum;  // sum of one tile
+      Accumulator<MT, 4> sum;  // P @ B over one tile
 #pragma unroll
       for (int k = 0; k < NT; ++k) {
         const uint4 x = load_shared_16(even + k * 8 * ROW_BYTES + i * 32);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t MAX_KEY_BLOCKS = INT32_MAX;  // over all sequences: kernels count in 32 bits
 constexpr int FEW_ROWS = 16;                   // rows of a work tile that one mma covers
-constexpr int MAX_HEAD_DIM = 512;              // largest one if V is a separate tensor
+constexpr int MAX_HEAD_DIM = 512;              // limit if V is a separate tensor
 constexpr int SPLIT_HEAD_DIM = 256;            // up to this head_dim, latent keys are read twice
 constexpr int COMBINE_BLOCKS_PER_SM = 5;       // blocks of the combine kernel
 // Latent keys: P is stored for calls with at most FEW_LATENT_TILES work tiles and FEW_KEY_BLOCKS

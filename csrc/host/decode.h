@@ -1,5 +1,5 @@
 // Attention to a cache. The forward also uses it for few queries on many keys, and for calls that
-// must have the same bits as attention to a cache. Calls with many queries to a cache run on the
+// must have the same bits as attention to a cache. Calls with many queries on a cache run on the
 // forward kernel.
 #pragma once
 

@@ -580,7 +580,7 @@ void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientDropoutP
   p.delta = delta.delta = memory + numbers;
   p.rows_padded = delta.rows_padded = static_cast<int>(rows);
   set_sizes(delta, p);
-  delta.head_dim = delta.total_k = 0;  // there are no rows of dq, dk and dv to fill
+  delta.head_dim = delta.total_k = 0;  // no dq, dk and dv for the delta kernel to fill
   const KernelSize columns_v{p.head_dim_v, p.head_dim_v};
   const KernelKey first = key_of(call, Role::BWD_DELTA, columns_v);
   launch(call.device, require_kernel(call.device, first, &delta), &delta, stream_of(call));

@@ -93,8 +93,8 @@ class Planner : PlanGrid {
     plan.statistics = arrays * sizeof(float) * heads * rows * (packed() ? 1 : shape_.batch);
   }
 
-  // Lists the launches: delta, then dK/dV and dQ chunk by chunk (dQ first if it computes
-  // normalizers), then the sums of the splits.
+  // Lists the launches: delta, then for each chunk dK/dV and dQ (dQ first if it computes
+  // normalizers) or the fused kernel, then the sums of the splits.
   void list_steps(BwdPlan& plan) const {
     const KernelSize size{shape_.head_dim, shape_.head_dim_v};
     plan.steps.push_back({Role::BWD_DELTA, {shape_.columns_v, shape_.columns_v}, 0});

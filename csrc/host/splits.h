@@ -40,8 +40,8 @@ class SplitPlanner : PlanGrid {
 
   // Returns the number of group splits. For blocks of equal length it is the least number that
   // fills the device, for blocks of unknown length the least number that makes UNEVEN_WAVES waves.
-  // For blocks of known, different lengths it is the cheapest number. ascending: the blocks of the
-  // first keys start first.
+  // For blocks of known, different lengths it is the cheapest number. The partial sums must fit
+  // half the budget. ascending: the blocks of the first keys start first.
   int choose_group_split(bool ascending) const {
     if (blocks(units_, key_steps_) == 0 || next_group_split(1) == 0) return 1;
     if (even()) return splits_for(wave_);

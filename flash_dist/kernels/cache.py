@@ -99,7 +99,7 @@ def decode(  # noqa: PLR0913 - one attention problem
 def append(
     q: Tensor, cache: Cache, new: tuple[Tensor, Tensor], rotary: Rotary | None, *, advances: bool
 ) -> Tensor:
-    """Append new keys and values to the sequences of a cache; return q, rotated if `rotary`.
+    """Append new keys and values to the sequences of a cache; return q, rotated if `rotary` is set.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim].

@@ -192,7 +192,7 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
         ctx.saved_tensors
     )
     max_seqlen_q, max_seqlen_k, softmax_scale, ieee = ctx.numbers
-    mask = mask_data, None, ctx.mask  # without mask_slots dS is not stored
+    mask = mask_data, None, ctx.mask  # without mask_slots, dS is stored only for bands
     packed = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     scores = ctx.softcap, alibi_slopes, sinks, bias
     how = softmax_scale, BUDGET_NOW, False, ieee, *scores, ctx.dropout_p, rng_state

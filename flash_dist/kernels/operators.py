@@ -125,7 +125,7 @@ derivatives.register(_library)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
-    """Return out, lse and, if the problem asks for it, max_logit; derivatives.py differentiates.
+    """Return out, lse and, if the problem asks for it, max_logit; gradients: see derivatives.py.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or [batch, seqlen_q, num_heads_kv, group,

@@ -41,7 +41,7 @@ class Problem(NamedTuple):
 
     NOTE: it has no properties, because Dynamo of torch 2.10 cannot compute those of a NamedTuple.
 
-    mask: Which keys each query sees; a band if packed.
+    mask: Which keys are visible to each query; a band if packed.
     softmax_scale: Factor on the scores.
     packing: None for tensors with a batch axis.
     scores: Soft cap, ALiBi slopes, sinks and bias; None: none of these.
@@ -120,7 +120,7 @@ class Problem(NamedTuple):
 
     @classmethod
     def unflatten(cls, tensors: Sequence[Tensor | None], others: Sequence[Any]) -> Problem:
-        """Return the problem that `flatten` took apart."""
+        """Return the problem from the two results of `flatten`."""
         cu_seqlens_q, cu_seqlens_k, *of_heads, rng_state = tensors
         mask, softmax_scale, max_seqlen_q, max_seqlen_k, softcap, dropout_p, *how = others
         packing = scores = None

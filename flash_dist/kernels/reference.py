@@ -152,7 +152,7 @@ def _differentiate_scores(
     delta = (doh * oh).sum(-1, keepdim=True)
     if dlse is not None:
         delta = delta - document.rows_of(dlse).to(doh.dtype).unsqueeze(-1)
-    delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be inf without keys
+    delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be inf in these rows
     dp = problem.drop(doh @ problem.v.transpose(-1, -2), options.dropout)
     return weights, weights * (dp - delta), derivative
 

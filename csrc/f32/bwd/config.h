@@ -1,5 +1,5 @@
-// Tiles, threads and shared memory of the fp32 backward kernels. Also the order in which a block of
-// dK/dV sums its stages of queries.
+// Tiles, threads and shared memory of the fp32 backward kernels, and the order in which a dK/dV
+// block sums its stages of queries.
 #pragma once
 
 #include "core/block_iterators.cuh"

@@ -14,8 +14,8 @@ namespace flash_dist {
 
 // Normalizer of a row of P that sums to `sum`. If rounding does not explain the difference from 1,
 // lse covers more keys than this call has (those of a whole ring, for example), and the normalizer
-// is 1. Three errors count, each at most 2^-24 relative: of lse, of lse * log2(e), and of score *
-// scale. Adding 16 to |lse| allows for errors of the sum.
+// is 1. `rounding` allows for three errors, each at most 2^-24 relative: of lse, of lse * log2(e),
+// and of score * scale. Adding 16 to |lse| allows for errors of the sum.
 __device__ __forceinline__ float normalizer(float sum, float lse_log2) {
   const float rounding = fminf(0x1p-22f * (fabsf(lse_log2) + 16.0f), 0.5f);
   return fabsf(sum - 1.0f) <= rounding ? 1.0f / sum : 1.0f;

@@ -1,4 +1,4 @@
-"""The weights that a call drops, on any device: as csrc/core/dropout.cuh computes them."""
+"""Computes on any device which weights a call drops, as csrc/core/dropout.cuh does."""
 
 from __future__ import annotations
 

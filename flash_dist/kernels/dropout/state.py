@@ -33,7 +33,7 @@ def count_kept(p: float) -> int:
 
 
 def find_scale(p: float) -> float:
-    """Return the factor of kept weights."""
+    """Return the factor by which kept weights are multiplied."""
     return STEPS / count_kept(p)
 
 

@@ -1,4 +1,4 @@
-"""Registers rules of operators for a torch module when that module is imported, not before."""
+"""Registers operators with a torch module when that module is imported, not before."""
 
 from __future__ import annotations
 

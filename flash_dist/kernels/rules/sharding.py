@@ -75,7 +75,7 @@ class Sharding(NamedTuple):
     """How one call is distributed over a mesh."""
 
     mesh: DeviceMesh
-    kinds: tuple[str | None, ...]  # what each dimension of the mesh shards
+    kinds: tuple[str | None, ...]  # per mesh dimension: batch, heads or None
     packed: bool
 
     @classmethod
@@ -152,8 +152,8 @@ class Sharding(NamedTuple):
         _require_dtensor(name, value, q)
         axes = Axes.of(name, value.dim(), packed=self.packed)
         places = self.placements(axes)
-        if list(value.placements) != places:  # torch 2.10 fails on tensors that require gradients
-            value = value.detach().redistribute(self.mesh, places)
+        if list(value.placements) != places:
+            value = value.detach().redistribute(self.mesh, places)  # torch 2.10 needs detach()
         return value.to_local()
 
     def join(self, name: str, local: Tensor, batch: int) -> DTensor:
