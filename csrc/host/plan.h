@@ -99,13 +99,13 @@ struct BwdKernels {
   int dq_blocks_per_sm;
   int cluster = 1;  // blocks of the dK/dV kernel that share keys
   // True if the fields of the dK/dV kernel, here and in BwdShape, describe the fused kernel. If the
-  // plan is not `fused`, the caller must plan again with the fields of another kernel.
+  // plan is not `fused`, the caller must plan again with the fields of the dK/dV kernel itself.
   bool fused = false;
 };
 
-// The work of one dK/dV launch and one dQ launch, or of one launch of another kernel: some units,
-// some keys of each unit, and either all queries, or some queries of some query heads of each group
-// split.
+// The work of one dK/dV launch and one dQ launch, or of one launch of the fused kernel or of
+// BWD_WHOLE: some units, some keys of each unit, and either all queries, or some queries of some
+// query heads of each group split.
 struct BwdChunk {
   int64_t unit_begin, units;
   int key_begin, key_end;
