@@ -1,4 +1,4 @@
-// Makes the tensor maps of a call.
+// Tensor maps of a call, and the reasons why the Hopper kernels do not serve a call.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace flash_dist {
 
-// The axes of q and of tensors with its axes (out, dout), and those of k and v.
+// Rows and other axes of the tensors of a call: q for q, out and dout; k for k and v.
 struct CallAxes {
   int rows_q, rows_k;
   Axes q, k;
@@ -52,7 +52,7 @@ const char* find_bias_map_problem(const Params& p) {
   return find_map_problem(bias.view, bias.rows, bias.columns, bias.axes);
 }
 
-// Returns why the Hopper kernels cannot serve a call; null if they can. like_out: out or dout.
+// Returns why the kernels of Config cannot serve a call; null if they can. like_out: out or dout.
 template <class Config, class Params>  // FwdParams or BwdParams
 const char* find_problem(const Params& p, const View& like_out, const CallAxes& axes) {
   if (p.scores.has_score_mod && !Config::HAS_SCORE_MOD)
@@ -115,7 +115,7 @@ cudaError_t make_maps(const MapRequest (&requests)[COUNT]) {
   return cudaSuccess;
 }
 
-// Makes the tensor map of the bias, and stores it in the kernel's parameters.
+// Makes the tensor map of the bias, and stores it and its boxes' rows in the kernel's parameters.
 template <class Config, class Params>
 cudaError_t make_bias_map(Params& all) {
   const BiasTensor bias(all.p);

@@ -29,7 +29,7 @@ struct QueryDropout : DropoutState {
         query(row0 / 2 + fresh_thread() % 32 / 4),
         key(fresh_thread() % 4) {}
 
-  // Drops elements of the A operand of the 16 keys from first_key on.
+  // Sets dropped elements of the A operand of the 16 keys from first_key on to 0.
   __device__ __forceinline__ void drop(uint32_t (&a)[4], int first_key) const {
     uint32_t x[1][4] = {{query, key + first_key / 4, sequence_head, offset}};
     philox(x, this->key0, this->key1);

@@ -9,16 +9,16 @@ constexpr int WARPGROUP = 128;
 constexpr int WARPS_OF_GROUP = WARPGROUP / 32;
 
 // True if the block's registers at launch suffice for its roles: a loading warpgroup and
-// `consumers` more. Registers per thread are a multiple of 8. A warp that requests too many waits
-// forever.
+// `consumers` more. of_loader, of_consumer: registers per thread, multiples of 8. A warp that
+// requests too many waits forever.
 constexpr bool has_registers(int consumers, int of_loader, int of_consumer) {
   const int warpgroups = 1 + consumers;
   return of_loader + consumers * of_consumer <=
          warpgroups * registers_at_launch(warpgroups * WARPGROUP);
 }
 
-// Registers of each consumer, if the loader keeps `of_loader` and `blocks` blocks share a
-// multiprocessor. At most 255, the largest number that an instruction can name.
+// Returns the registers per thread of each consumer, a multiple of 8 and at most MOST_REGISTERS, if
+// the loader keeps `of_loader` and `blocks` blocks share a multiprocessor.
 constexpr int registers_left(int consumers, int blocks, int of_loader) {
   const int warpgroups = 1 + consumers;
   const int all = warpgroups * registers_at_launch(blocks * warpgroups * WARPGROUP);
@@ -26,8 +26,8 @@ constexpr int registers_left(int consumers, int blocks, int of_loader) {
   return each < MOST_REGISTERS ? each : MOST_REGISTERS;
 }
 
-// The next stage of a ring, and the parity of the phase that fills it. Both follow from a single
-// number, which occupies one register throughout the kernel.
+// The next stage of a ring, and the parity of the phase that fills it. Both follow from `passed`,
+// the number of stages passed so far, so a ring occupies only one register throughout the kernel.
 template <int STAGES>
 struct Ring {
   static_assert((STAGES & (STAGES - 1)) == 0, "a power of two");

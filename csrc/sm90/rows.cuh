@@ -1,4 +1,5 @@
-// A warpgroup's operations on the rows of a tile in shared memory: clear, stage, store.
+// Clears rows of a tile in shared memory, and stores rows of an accumulator to a tile or to global
+// memory.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -12,8 +13,9 @@
 namespace flash_dist {
 
 // Zeroes those of a tile's first ROWS rows that are outside `keep`, in all PANELS * 64 columns.
-// Their weight in a product is 0, but a NaN would spread. THREADS threads call this; `thread` is
-// this thread's index among them. The caller then calls fence_proxy_async() and a barrier.
+// Their weight in a product is 0, but a NaN in them would spread. THREADS threads call this;
+// `thread` is this thread's index among them. The caller must then call fence_proxy_async() and
+// wait at a barrier.
 template <class Tile, int ROWS, int PANELS, int THREADS>
 __device__ __forceinline__ void clear_rows(uint32_t tile, const RowSpan& keep, int thread) {
   constexpr int CHUNKS = PANELS * 8;  // 16-byte chunks per row
@@ -57,8 +59,8 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&r)[4]) {
   }
 }
 
-// Rounds a warpgroup's 64 rows of an accumulator, and stores the first `rows` rows and the first
-// `columns` columns to global memory.
+// Rounds a warpgroup's 64 rows of an accumulator, and stores the first `columns` columns of the
+// first `rows` rows to global memory.
 template <class Target, class T, int NT>
 __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint16_t* dst,
                                            int64_t row_stride, int rows, int columns) {
@@ -83,8 +85,8 @@ __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint16_t
   }
 }
 
-// Copies a tile of 64 rows and NT * 8 columns to global memory: its first `rows` rows and first
-// `columns` columns.
+// Copies the first `columns` columns of the first `rows` rows of a tile to global memory. The tile
+// has 64 rows and NT * 8 columns.
 template <class Tile, int NT>
 __device__ __forceinline__ void copy_rows(uint32_t tile, uint16_t* dst, int64_t row_stride,
                                           int rows, int columns) {
@@ -99,7 +101,7 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, uint16_t* dst, int64_t 
   }
 }
 
-// Stages rows in a tile that no other warpgroup uses, and copies them to global memory.
+// Like store_rows() above, but stages the rows in a tile, which no other warpgroup may use.
 template <class Tile, class Target, class T, int NT>
 __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint32_t tile,
                                            uint16_t* dst, int64_t row_stride, int rows,

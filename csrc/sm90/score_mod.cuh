@@ -1,12 +1,13 @@
 // The score modification of core/scores.cuh in the Hopper kernels: in base 2, with factors
-// precomputed on the host. With a soft cap c, c' = c log2 e and t = tanh(q . k * scale / c):
+// precomputed on the host. A prime marks a factor times log2 e. With a soft cap c,
+// x = q . k * scale / c and t = tanh(x):
 //
 //   s log2 e = c' t - slope' * |distance|            ds / dx = c (1 - t^2)
 //
 // Without a cap: s log2 e = q . k * scale' - slope' * |distance|. A kernel tests for the cap once
-// per tile. Most scores are far below the cap, where a polynomial of q . k gives t. This saves the
-// special-function unit, which computes the weights and limits these kernels. A score's own size
-// selects its formula, so its bits do not depend on other scores.
+// per tile. Most scores are far below the cap, where a polynomial of q . k gives t. This relieves
+// the special-function unit, which computes the weights and limits these kernels. A score's own
+// size selects its formula, so its bits do not depend on other scores.
 #pragma once
 
 #include <cmath>
@@ -19,8 +20,9 @@
 
 namespace flash_dist {
 
-// factor * tanh(score * inside) for |score * inside| <= LIMIT, computed as score * P(score^2). P is
-// a minimax fit with a relative error of 1e-7. The product in fp32 has a relative error of 2^-22.
+// Approximates factor * tanh(score * inside), for |score * inside| <= LIMIT, by score * P(score^2).
+// factor() returns P(score^2). P is a minimax fit with a relative error of 1e-7. The product in
+// fp32 has a relative error of 2^-22.
 struct NearTanh {
   static constexpr float LIMIT = 0.4f;
   float terms[4];  // the coefficients of P, lowest power first
@@ -49,7 +51,7 @@ struct NearTanh {
 struct ScoreModParams {
   float inside;   // factor of q . k: scale', or scale / c under a cap
   float cap;      // c'; 0: no soft cap
-  NearTanh near;  // in the forward, its factor includes c'
+  NearTanh near;  // gives t; in the forward, c' t
 };
 
 template <class Params>  // FwdParams or BwdParams, whose scores are filled in
@@ -59,7 +61,7 @@ ScoreModParams make_score_mod(const Params& p, bool times_cap = false) {
   return {inside, cap, NearTanh::of(times_cap ? cap : 1.0, inside)};
 }
 
-// Replaces each score of a warp: by near(score) if |score * inside| <= NearTanh::LIMIT, else by
+// Replaces each score of a warp by near(score) if |score * inside| <= NearTanh::LIMIT, else by
 // far(score * inside).
 template <int NT, class Near, class Far>
 __device__ __forceinline__ void replace_scores(Accumulator<1, NT>& s, float inside, Near near,
@@ -90,8 +92,8 @@ struct AlibiBias {
   float minus_slope;
   float first;  // i + seqlen_k - seqlen_q - j of this lane's first score
 
-  // Makes the bias of a warp's fragment. row0: the warp's first query, counted from the bottom
-  // right. key0: its first key.
+  // Makes the bias of a warp's fragment. row0: the fragment's first query plus seqlen_k - seqlen_q.
+  // key0: the fragment's first key.
   __device__ __forceinline__ AlibiBias(float minus_slope_, int row0, int key0)
       : minus_slope(minus_slope_) {
     const int lane = fresh_thread() % 32;
@@ -104,7 +106,7 @@ struct AlibiBias {
   }
 };
 
-// Returns the factor of |distance| for a query head.
+// Returns -slope', the factor of |distance|, for a query head.
 __device__ __forceinline__ float minus_alibi_slope(const ScoreParams& p, int batch, int head) {
   return -LOG2_E * alibi_slope(p, batch, head);
 }
@@ -114,10 +116,10 @@ struct FwdScoreModParams : ScoreModParams {
   float top;  // subtracted from scores instead of the row maximum; 0: use the row maximum
 };
 
-// Under a cap c every score is in [-c', c']. bf16 has the exponent range of fp32. So rows need no
-// maximum of their own if 2^(2 c') stays in that range. With `top` subtracted, P is at least
-// 2^-100, and at most 1 or, for a cap above 34, 2^(2 c' - 100). Values up to 2^60 then do not
-// overflow.
+// The largest soft cap c for which rows in bf16 need no maximum of their own. Every score is in
+// [-c', c'], and bf16 has the exponent range of fp32. With `top` subtracted, P is at least 2^-100,
+// and at most 1 or, for a cap above 34, 2^(2 c' - 100). Sums of P @ V then do not overflow for
+// elements of v up to 2^60.
 constexpr float BOUNDED_CAP = 50.0f;
 
 template <class T, class Params>
@@ -128,7 +130,7 @@ FwdScoreModParams make_fwd_score_mod(const Params& p) {
   return {base, bounded ? std::fmin(base.cap, 100.0f - base.cap) : 0.0f};
 }
 
-// Replaces the products q . k in s by s log2 e - top, under a cap.
+// Under a cap, replaces the products q . k in `s` by scores times log2 e, less p.top.
 template <int NT>
 __device__ __forceinline__ void apply_softcap(Accumulator<1, NT>& s, const FwdScoreModParams& p) {
   replace_scores(
@@ -136,8 +138,9 @@ __device__ __forceinline__ void apply_softcap(Accumulator<1, NT>& s, const FwdSc
       [&](float x) { return fmaf(p.cap, tanh_far(x), -p.top); });
 }
 
-// Adds ALiBi to s log2 e of 16 queries from row0 on, counted from the bottom right. key(n): first
-// key of columns 8 * n on; 64 columns have contiguous keys. Multiplies s by `scale` first.
+// Multiplies the scores of 16 queries by `scale`, then adds ALiBi's bias times log2 e. row0: the
+// first query plus seqlen_k - seqlen_q. key(n): the key of column 8 * n; each 64 columns have
+// contiguous keys.
 template <int NT, class Key>
 __device__ __forceinline__ void apply_alibi(Accumulator<1, NT>& s, float scale, float minus_slope,
                                             int row0, Key key) {
@@ -154,7 +157,7 @@ __device__ __forceinline__ void apply_alibi(Accumulator<1, NT>& s, float scale, 
   }
 }
 
-// Replaces the products q . k in s by s log2 e - top.
+// Replaces the products q . k in `s` by scores times log2 e, less p.top.
 template <int NT, class Key>
 __device__ __forceinline__ void apply_score_mod(Accumulator<1, NT>& s, const FwdScoreModParams& p,
                                                 bool has_alibi, float minus_slope, int row0,
@@ -170,10 +173,10 @@ __device__ __forceinline__ void begin_softcap(Accumulator<1, NT>& x, const Score
   replace_scores(x, p.inside, [&](float score) { return score * p.near.factor(score); }, tanh_far);
 }
 
-// Computes P^T, and P^T * (1 - tanh^2) for dS^T; multiplies both by 2^SHIFT. x: scores with keys
-// along the rows, after begin_softcap(). keep(k, weight, product) receives both results for 16
-// queries, once their scores are no longer needed. lse: address of the first query's lse, in base
-// 2.
+// Computes P^T, and P^T * (1 - t^2) under a cap or else P^T again, for dS^T; multiplies both by
+// 2^SHIFT. x: scores with keys along the rows, after begin_softcap(). keep(k, weight, product)
+// receives both results for the 16 queries from 16 * k on, once their scores are no longer needed.
+// lse: address in shared memory of the first query's lse, in base 2.
 template <int SHIFT, int NT, class Keep>
 __device__ __forceinline__ void weigh(const Accumulator<1, NT>& x, uint32_t lse,
                                       const ScoreModParams& p, const AlibiBias<true>& alibi,

@@ -8,7 +8,7 @@
 
 namespace flash_dist {
 
-// Steps are numbered upwards from `begin` to `end`; those in [full_begin, full_end) need no mask.
+// The steps [begin, end), in ascending order of keys; those in [full_begin, full_end) need no mask.
 struct StepBounds {
   int begin, full_begin, full_end, end;
 };
@@ -39,7 +39,8 @@ struct KeyBounds : StepBounds {
   }
 };
 
-// The keys of a step: BLOCK_N adjacent keys (RANGES), or PARTS tiles of a list (LISTS).
+// The keys of a step: BLOCK_N adjacent keys (RANGES), PARTS tiles of a list (LISTS), or either,
+// depending on the call's mask (BOTH).
 enum class KeySource { RANGES, LISTS, BOTH };
 
 template <int BLOCK_N, KeySource SOURCE>
@@ -98,7 +99,8 @@ __device__ __forceinline__ void mask_columns(Accumulator<1, NT>& s, int key0, co
     }
 }
 
-// Sets masked scores of 16 queries to -inf if each query sees a range of keys.
+// Sets masked scores of 16 queries to -inf. ranges: the visible keys [x, y) of this lane's two
+// queries. key0: the key of the first column.
 template <int NT>
 __device__ __forceinline__ void mask_ranges(Accumulator<1, NT>& s, const int2 (&ranges)[2],
                                             int key0) {
@@ -106,8 +108,8 @@ __device__ __forceinline__ void mask_ranges(Accumulator<1, NT>& s, const int2 (&
       s, key0, [&](int h, int key) { return bit_span(ranges[h].x - key, ranges[h].y - key); });
 }
 
-// Visible keys of query i in a tile of a list: bit j of x is key key0 + j, bit j of y is key key0 +
-// 32 + j. The code must not be TILE_FULL.
+// Returns the visible keys of query i in a tile of a list: bit j of x is key key0 + j, bit j of y
+// is key key0 + 32 + j. The code must not be TILE_FULL.
 __device__ __forceinline__ uint2 tile_bits(const Mask& mask, int i, int key0, int code) {
   if (code >= 0) return mask.p.bits[static_cast<int64_t>(code) * MASK_TILE + i % MASK_TILE];
   if (code == TILE_EMPTY) return {0, 0};
@@ -153,7 +155,7 @@ struct VisibleKeys {
     }
   }
 
-  // Calls find() and apply() for one part after the other, which needs fewer registers.
+  // Does the work of find() and apply() for one part after the other, which needs fewer registers.
   template <int NT>
   __device__ __forceinline__ static void find_and_apply(Accumulator<1, NT>& s, const Mask& mask,
                                                         const Steps& steps, int j, int half,

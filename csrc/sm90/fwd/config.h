@@ -50,8 +50,8 @@ constexpr int bias_stages() {
   return 0;
 }
 
-// The configuration of a plan from kernels.toml, for PLAN KB of shared memory. Params_ selects the
-// variant of the kernel.
+// The configuration of a plan from kernels.toml. PLAN: the plan's entry in smem_plans. Params_
+// selects the variant of the kernel.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN, class Params_>
 struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
@@ -70,12 +70,13 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
   // True if a step finds its mask before its scores are ready. This takes registers.
   static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192 && !HAS_SCORE_MOD && !HAS_BIAS && !DROPS;
-  // True if each warpgroup skips the steps that its 64 queries do not see. At larger head_dims
-  // there are no registers to skip steps.
+  // True if each warpgroup skips the steps that are masked for all of its 64 queries. At larger
+  // head_dims there are no registers for this.
   static constexpr bool SKIPS_STEPS =
       HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD && !HAS_BIAS;
   using Work = std::conditional_t<SKIPS_STEPS, FwdSm90SkippingWork<CONSUMERS>, FwdSm90Work>;
-  // True if one mainloop serves ranges and lists: their steps then have the same number of keys.
+  // True if there is only one mainloop: lists are not served, or their steps have as many keys as
+  // those of ranges.
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
   // Registers of each role, for setmaxnreg. The loader needs 32, or 40 with two mainloops. With 24
   // the loader spills, but the accumulators then have enough registers.

@@ -1,7 +1,7 @@
 // Forward attention on Hopper: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
-// Grid      One block per multiprocessor, which takes one query tile after the other; or one block
-//           per tile, if tiles differ in length and there is no tile counter.
+// Grid      MIN_BLOCKS blocks per multiprocessor, each of which takes one query tile after the
+//           other; or one block per tile, if tiles differ in length and there is no tile counter.
 // Block     One loading thread in its own warpgroup, and CONSUMERS warpgroups of 64 queries each.
 // Shared    Q tile, STAGES tiles of K and of V, the output tile, work tiles (work.cuh).
 // Pipeline  TMA fills a tile and arrives at its full barrier. A consumer warp that has read the
@@ -33,7 +33,7 @@ __device__ __forceinline__ void fwd_sm90_block(const typename Config::Params& pa
   }
   make_fwd_barriers<Config>(params, smem);
 
-  // Calls f with the tile type for the call's mask.
+  // Calls f with the tile type for the call's mask or, with a bias, for the bias's dtype.
   const auto with_tiles = [&](auto f) {
     [[maybe_unused]] constexpr KeySource FIRST =
         Config::LIST_N == Config::BLOCK_N ? KeySource::BOTH : KeySource::RANGES;

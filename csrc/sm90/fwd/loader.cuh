@@ -43,8 +43,8 @@ struct FwdSm90Loader {
 
  private:
   __device__ __forceinline__ typename Tiles::Work& next_work() const {
-    // With a tile counter, take only one tile ahead: a tile that waits here is lost to other
-    // blocks.
+    // With a tile counter, take only one tile ahead: no other block can take a tile that waits
+    // here.
     const unsigned works = smem.progress.works;
     const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
     smem.work_barriers.wait_for_place(Works{free});
@@ -122,7 +122,7 @@ struct FwdSm90Loader {
     }
   }
 
-  // Loads a box for each panel.
+  // Loads one box per panel.
   template <class Tile, int PANELS>
   __device__ __forceinline__ static void load_panels(uint32_t tile, const CUtensorMap& map,
                                                      BoxPlace at, uint32_t barrier) {

@@ -21,7 +21,7 @@ struct FwdSm90Output {
   const FwdSm90Work& work;
 
   // Rounds and stores O, through this warpgroup's rows of the output tile if there is one. If the
-  // output tile is in Q's memory, Q is released once the tile has been stored.
+  // output tile is in Q's memory, Q is released once the store has read the tile.
   __device__ __forceinline__ void store(const Accumulator<1, NT>& o) const {
     if constexpr (Config::OUT_STAGE == OutStage::NONE) {
       store_rows<Target, T>(o, first_row(), params.p.out.row, rows(), params.p.head_dim_v);
@@ -79,7 +79,7 @@ struct FwdSm90Output {
            (work.sequence.q0 + row0()) * view.row;
   }
 
-  // Stores boxes. The tensor map cuts off rows beyond the end of the tensor.
+  // Stores one box per panel. The tensor map cuts off rows beyond the end of the tensor.
   __device__ __forceinline__ void store_boxes(uint32_t tile, int batch) const {
     const FwdBlock& block = work.block;
     BoxPlace at{0, work.sequence.q0 + row0(), block.head_in_group, block.head_kv, batch};

@@ -54,7 +54,7 @@ struct FwdSm90Pipeline {
   const uint64_t a_q;
   typename Tiles::Keys keys;      // the stage of K for the next scores
   typename Tiles::Keys previous;  // the stage of V for the next product with P, one block behind K
-  bool clean = true;              // whether all keys of the previous block exist
+  bool clean = true;              // is_clean() of the previous block
   int j;                          // the current block of keys
 
   __device__ __forceinline__ FwdSm90Pipeline(const typename Tiles::Params& params_,
@@ -78,15 +78,16 @@ struct FwdSm90Pipeline {
         keys{work.tiles},
         j(work.bounds.end - 1) {}
 
-  // Returns the steps that this warpgroup's queries see.
+  // Returns the bounds of this warpgroup's steps. Without SKIPS_STEPS, these are all steps of the
+  // tile.
   __device__ __forceinline__ const StepBounds& own() const {
     if constexpr (Tiles::SKIPS_STEPS) return work.own[consumer()];
     return work.bounds;
   }
 
-  // Skips the steps down to `end`, which these queries do not see. NOTE: waits for each stage's
-  // data before releasing the stage. Otherwise the release would count for an earlier round of the
-  // ring.
+  // Skips the steps down to `end`, which are masked for all of this warpgroup's queries. NOTE:
+  // waits for each stage's data before releasing the stage. Otherwise the release would count for
+  // an earlier round of the ring.
   __device__ __forceinline__ void skip_to(int end) {
 #pragma unroll 1
     for (; j >= end; --j) {
@@ -111,9 +112,9 @@ struct FwdSm90Pipeline {
     return consumer() * 64 + warp_of_consumer() * 16;
   }
 
-  // Computes P of the first block, whose values are added in the next step. If at most TAIL_N of
-  // its keys exist and there are other blocks, adds these keys at once and continues with the next
-  // block.
+  // Computes P of the first block, whose values are added in the next step. If the keys are a
+  // range, at most TAIL_N keys of the block exist and there are other blocks, adds these keys at
+  // once and continues with the next block.
   __device__ __forceinline__ void first_step() {
     const StepBounds& bounds = own();
     smem.q_barriers.wait_for_data(queries);
@@ -154,7 +155,7 @@ struct FwdSm90Pipeline {
     hold(f.s.x[0]);
     end_step(j, f.p);
     to_operands(f.p, f.s, j);
-    // A factor of 1 changes nothing, so skipping this changes no bit.
+    // A factor of 1 changes nothing, so skipping the rescaling changes no bit.
     if (__any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
   }
 
@@ -215,7 +216,7 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Returns f(p, k), which drops weights in part k of block i.
+  // Returns f(p, k), which drops weights of the keys 16 * k to 16 * k + 15 of block i.
   __device__ __forceinline__ auto drop_in(int i) const {
     if constexpr (Tiles::DROPS) {
       const StepKeys<Steps> first(Steps{work.bounds}, i);
@@ -225,7 +226,7 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Adds the first TAIL_N keys of the last block. The other keys would add nothing.
+  // Adds the first TAIL_N keys of the last block. The block's other keys do not exist.
   __device__ __forceinline__ void add_tail() {
     Accumulator<1, Tiles::TAIL_N / 8> s;
     uint32_t p[Tiles::TAIL_N / 16][1][4];
@@ -337,8 +338,8 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Compares the scores with the largest so far. NOTE: max.NaN is not used, because ptxas would
-  // then serialize the products.
+  // Updates the largest score so far with all scores in f.s. NOTE: max.NaN is not used, because
+  // ptxas would then serialize the products.
   __device__ __forceinline__ void find_largest() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -352,7 +353,7 @@ struct FwdSm90Pipeline {
     hold(f.largest);
   }
 
-  // Compares `top`, the largest of some scores of row h, with the largest so far.
+  // Updates the largest score so far with `top`, the largest of some scores of row h.
   __device__ __forceinline__ void see_top(int h, float top) {
     if (exists(h)) f.largest = fmaxf(f.largest, top);
   }
@@ -409,11 +410,11 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Computes rounded P like try_operands(), and compares the scores with the largest one if a
-  // rounded P may belong to a larger score. No P exceeds its row's sum, so at head_dim 64 the sums
-  // are tested first: with 16384 keys on an H200, a call then takes 1.03 to 1.09 times as long as
-  // without max_logit, instead of 1.13. At head_dim 128, P is tested in each step: a call takes
-  // about 1.08 times as long either way, but 1.06 instead of 1.15 if all scores are nearly equal.
+  // Computes rounded P like try_operands(), and updates the largest score so far if a rounded P may
+  // belong to a larger one. No P exceeds its row's sum, so at head_dim 64 the sums are tested
+  // first: with 16384 keys on an H200, a call then takes 1.03 to 1.09 times as long as without
+  // max_logit, instead of 1.13. At head_dim 128, P is tested in each step: a call takes about 1.08
+  // times as long either way, but 1.06 instead of 1.15 if all scores are nearly equal.
   __device__ __forceinline__ bool try_with_max_logit(Probabilities& next, int i, float (&sum)[2],
                                                      const float (&small)[2]) {
     const auto drop = drop_in(i);
@@ -450,8 +451,8 @@ struct FwdSm90Pipeline {
     return weigh(f.s, f.rescale);
   }
 
-  // Computes P from the first NT * 8 keys' unmodified scores. Returns whether a row maximum has
-  // grown.
+  // Computes P from the scores of NT * 8 keys, from which no upper bound has been subtracted.
+  // Returns whether a row maximum has grown.
   template <int NT>
   __device__ __forceinline__ bool weigh(Accumulator<1, NT>& s, float (&rescale)[1][2]) {
     if constexpr (!Tiles::FINDS_MAX_LOGIT) {
@@ -467,7 +468,7 @@ struct FwdSm90Pipeline {
                              consumer(), work.block.row0 + warp_row());
   }
 
-  // Rounds the weights of block i.
+  // Rounds the weights of block i to A operands, and drops some.
   template <int KT>
   __device__ __forceinline__ void to_operands(uint32_t (&p)[KT][1][4],
                                               const Accumulator<1, KT * 2>& s, int i) const {
@@ -499,7 +500,8 @@ struct FwdSm90Pipeline {
     smem.v_barriers.release(stage);
   }
 
-  // Returns whether all keys of block i exist. Rows beyond the end of the tensor are already zero.
+  // Returns whether the values of block i need no clearing: all its keys exist, or the others are
+  // beyond the end of the tensor, where TMA has loaded zeros.
   __device__ __forceinline__ bool is_clean(int i) const {
     const FwdParams& p = params.p;
     const RowSpan& keys = work.keys;

@@ -37,7 +37,7 @@ __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, Softma
     // NOTE: the comparison is false for NaN, so that a row's first score becomes its maximum even
     // if the scale is 0.
     if ((top - row_max) * scale_log2 <= MAXIMUM_MARGIN) top = row_max;
-    // NOTE: a row that has seen no key keeps -inf. An offset of 0 then avoids inf - inf.
+    // NOTE: a row without a visible key so far keeps -inf. An offset of 0 then avoids inf - inf.
     const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
     const bool grew = top != row_max;
     rescale[0][h] = exp2_approx(grew ? fmaf(row_max, scale_log2, -offset) : 0.0f);
@@ -57,7 +57,8 @@ __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, Softma
   return grown;
 }
 
-// Computes P = exp2(S). An upper bound of all rows is already subtracted from S.
+// Computes P = exp2(S) and adds it to the sums. An upper bound of all rows is already subtracted
+// from S.
 template <int NT>
 __device__ __forceinline__ void make_bounded_probabilities(Accumulator<1, NT>& s,
                                                            SoftmaxState<1>& state) {
@@ -76,7 +77,8 @@ __device__ __forceinline__ void make_bounded_probabilities(Accumulator<1, NT>& s
   }
 }
 
-// Adds the sums of P and returns true, unless a sum exceeds its limit.
+// Adds the sums of P and returns true. If a sum of any lane of the warp exceeds its limit, adds
+// nothing and returns false.
 __device__ __forceinline__ bool add_sums(SoftmaxState<1>& state, const float (&sum)[2],
                                          const float (&limit)[2]) {
   const bool small = sum[0] <= limit[0] && sum[1] <= limit[1];
@@ -87,8 +89,8 @@ __device__ __forceinline__ bool add_sums(SoftmaxState<1>& state, const float (&s
 }
 
 // Computes rounded P from the maxima so far, and keeps S. Returns false if a sum exceeds its limit,
-// as a maximum may have to grow. Only p and sum have then changed, and the caller calls add_sums()
-// or make_probabilities(). drop(p[k], k) drops weights.
+// as a maximum may have to grow. Only p and sum have then changed, and the caller must call
+// add_sums() or make_probabilities(). drop(p[k], k) drops weights.
 template <class Target, class T, int NT, class Drop>
 __device__ __forceinline__ bool try_probabilities(uint32_t (&p)[NT / 2][1][4], float (&sum)[2],
                                                   const Accumulator<1, NT>& s,

@@ -9,8 +9,8 @@
 
 namespace flash_dist {
 
-// Work tiles in shared memory. The loader is ahead of the consumers, so that they need not wait
-// after short tiles.
+// The number of work tiles in shared memory. The loader is ahead of the consumers, so that they
+// need not wait after short tiles.
 constexpr int WORKS = 4;
 
 // The loader's state between tiles. It is in shared memory, as the loader has few registers.
@@ -29,8 +29,8 @@ struct FwdSm90Work {
   KeyBounds bounds;
   unsigned queries, tiles;  // as in FwdSm90Progress, at the start of this tile
 
-  // Fills in the block, part by part. Each part is read back from shared memory, as the loader has
-  // few registers.
+  // place_block() and find_keys() fill in the members one by one. Later members are computed from
+  // earlier ones that are read back from shared memory, as the loader has few registers.
   __device__ __forceinline__ void place_block(const FwdParams& p, int block_m, int number) {
     block = FwdBlock(p, block_m, number);
     written();
