@@ -40,11 +40,12 @@ struct DqSm90Params {
   BwdParams p;
 };
 
-// How a kernel reads a bias: by TMA into the stages of dS^T, or from global memory.
+// How a kernel reads a bias: by TMA into the stages of dS^T (BOXES), or from global memory
+// (ELEMENTS).
 enum class BiasLoads { NONE, BOXES, ELEMENTS };
 
-// The configuration of a plan from kernels.toml, for PLAN KB of shared memory. HAS_SCORE_MOD: the
-// kernel serves calls with a soft cap or ALiBi.
+// The configuration of a plan from kernels.toml. PLAN: the plan's entry in smem_plans.
+// HAS_SCORE_MOD: the kernel serves calls with a soft cap or ALiBi.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
           bool HAS_SCORE_MOD_>
 struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
@@ -57,13 +58,14 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int CLUSTER = Plan::CLUSTER;  // number of blocks that share a key tile: 1 or 2
-  // Registers of each role, for setmaxnreg. The registers of all warps must fit into 64 K.
+  // Registers of each role, for setmaxnreg. Together they must not exceed the block's registers at
+  // launch.
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = 240;
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
-  // 2 if a warpgroup has registers for both S^T and dP^T beside its dK and dV, else 1.
+  // 2 if a warpgroup has registers for S^T and dP^T in addition to dK and dV, else 1.
   static constexpr int SCORES_AT_A_TIME = HAS_SCORE_MOD && HEAD_DIM > 96 ? 1 : 2;
 
   using KTile = Panels<BLOCK_N>;
@@ -121,7 +123,7 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DkdvScoredSm90Config : DkdvSm90ConfigOf<DkdvScoredSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>,
                                                Target, T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
 
-// The configuration of the fused kernel, with the parameters of DkdvSm90ConfigOf.
+// The configuration of the fused kernel. The first parameters are those of DkdvSm90ConfigOf.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
           bool HAS_SCORE_MOD_, bool DROPS_ = false, BiasLoads BIAS_ = BiasLoads::NONE>
 struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
@@ -130,7 +132,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool DROPS = DROPS_;
   static constexpr BiasLoads BIAS = BIAS_;
   static constexpr bool HAS_BIAS = BIAS != BiasLoads::NONE;
-  static constexpr bool BIAS_TAKES_ALL = HEAD_DIM <= 64;  // ELEMENTS: fp32, too, and any strides
+  static constexpr bool BIAS_TAKES_ALL = HEAD_DIM <= 64;  // with ELEMENTS: also fp32, any strides
   using Params = std::conditional_t<
       DROPS, DkdvDropoutSm90Params,
       std::conditional_t<BIAS == BiasLoads::BOXES, DkdvBiasSm90Params,
@@ -146,7 +148,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(!DROPS || !KEYS_MULTIPLY, "dV is added behind dS, for which P^T has marks");
   static constexpr int WARPGROUPS = CONSUMERS + (KEYS_MULTIPLY ? 1 : 2);  // including the loader
   static_assert(Plan::WARPS == WARPGROUPS * WARPS_OF_GROUP);
-  // 2 if a warpgroup of keys has registers for both S^T and dP^T beside its dK and dV, else 1.
+  // 2 if a warpgroup of keys has registers for S^T and dP^T in addition to dK and dV, else 1.
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
   // True if K and V stay in registers as A operands, so that the products read less shared memory.
   static constexpr bool KEYS_IN_REGISTERS =
@@ -165,7 +167,8 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   // cannot share a stage: one that waits for dq_read cannot tell a phase from the phase two before.
   static constexpr int DQ_THREADS = KEYS_MULTIPLY ? 2 : DQ_STAGES;
   static_assert(DQ_THREADS < WARPS_OF_GROUP, "each has a warp beside the one that loads");
-  // Items in shared memory: each of these threads works on one item and describes its next one.
+  // The number of items of dQ in shared memory. Each thread that stores dQ works on one item and
+  // describes its next one.
   static constexpr int DQ_ITEMS = DQ_THREADS == 2 ? 4 : 8;
   static_assert(DQ_ITEMS >= 2 * DQ_THREADS);
 

@@ -4,13 +4,14 @@
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
-// Grid      x = key tile, (batch, kv head) pair of the chunk, group split.
+// Grid      x = one block for each key tile of each (batch, kv head) pair of the chunk and group
+//           split.
 // Block     One loading thread in its own warpgroup, and 2 warpgroups of 64 keys each. A warpgroup
 //           skips tiles that are masked for its keys. P^T and dS^T stay in registers as A operands.
 // Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse and delta.
-// Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
-//           of summation. dP^T is computed while P^T is, and dV while dS^T is. Between query
-//           chunks the sums are kept in memory.
+// Pipeline  The query tiles of every query head of the split, head by head, in ascending order.
+//           This is the order of summation. dP^T is computed while P^T is, and dV while dS^T is.
+//           Between query chunks the sums are kept in global memory.
 //
 // If the registers of one block cannot hold both sums, two blocks share the keys (dkdv_pair.cuh).
 #pragma once

@@ -38,7 +38,7 @@ struct DkdvOfPair {
   using Slots = Ring<Config::SLOTS>;
   static constexpr bool IS_SCORES = ROLE == PairRole::SCORES;
   static constexpr int PEER = IS_SCORES ? 1 : 0;
-  static constexpr int PIECES = BLOCK_M / 16;  // blocks of 512 bytes that a warp sends
+  static constexpr int PIECES = BLOCK_M / 16;  // pieces of 512 bytes that a warp sends
   // COLUMNS: those of the first product's operands (K and Q, or V and dO). SUM_COLUMNS: those of
   // the sum (dV or dK).
   static constexpr int COLUMNS = IS_SCORES ? Config::HEAD_DIM : Config::HEAD_DIM_V;
@@ -151,7 +151,7 @@ struct DkdvOfPair {
                STATISTICS, full);
   }
 
-  // Loads dO, or Q, once the stage is empty.
+  // Loads dO, or Q, once its place in the stage is empty.
   __device__ __forceinline__ void load_second(const Stages& stages) const {
     const uint32_t full = shared_address(&smem.second.full[stages.stage()]);
     smem.second.wait_for_place(stages);
@@ -215,8 +215,8 @@ struct DkdvOfPair {
     wait_for_peer(slots);
   }
 
-  // Computes the first product of a stage and, from fragments, the second product of the previous
-  // stage. Returns the mask's code of the next stage.
+  // Computes the first product of a stage and, from of_before, the second product of the previous
+  // stage. Advances `stages` and returns the mask's code of the next stage.
   __device__ __forceinline__ int go_on(Sum& sum, Scores& x, Fragments& of_before, Fragments& now,
                                        Fragments& products, Stages& stages, Slots& slots,
                                        int code) const {
@@ -293,7 +293,7 @@ struct DkdvOfPair {
     Steps::publish_zeros();
   }
 
-  // Loads lse, or delta, of a stage's queries. weigh() reads lse itself.
+  // Loads lse, or delta, of a stage's queries. With soft cap or ALiBi, weigh() reads lse itself.
   __device__ __forceinline__ void load_statistics(Statistics& x, const Stages& stages) const {
     if constexpr (IS_SCORES && Config::HAS_SCORE_MOD) return;
     Steps::load_statistics(
@@ -378,7 +378,7 @@ struct DkdvOfPair {
       store_remote_16(at + k * 512, {pt[k][0][0], pt[k][0][1], pt[k][0][2], pt[k][0][3]}, barrier);
     }
   }
-  // Block 0: waits until the other block has arrived at its barriers for the last time.
+  // Block 0: waits until the other block has arrived at this block's barriers for the last time.
   __device__ __forceinline__ void wait_for_peer(Slots& slots) const {
     if constexpr (IS_SCORES) {
 #pragma unroll

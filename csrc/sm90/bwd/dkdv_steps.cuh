@@ -1,4 +1,5 @@
-// The steps that the kernels of dK and dV on Hopper share: dkdv.cuh, dkdv_pair.cuh and fused.cuh.
+// The steps that the kernels of dK and dV on Hopper share: dkdv.cuh, dkdv_pair.cuh, fused.cuh and
+// bwd_halves.
 #pragma once
 
 #include "core/ds_scale.h"
@@ -44,7 +45,7 @@ struct DkdvSm90Steps {
 
   // Returns the first of this warpgroup's keys in the block.
   __device__ __forceinline__ static int group_row0() { return consumer() * KEYS; }
-  // own_k, own_v: this warpgroup's rows of K and of V.
+  // own_k, own_v: addresses of this warpgroup's rows of K and of V.
   __device__ __forceinline__ uint32_t own_k() const {
     return shared_address(smem.k) + group_row0() * KTile::ROW_BYTES;
   }
@@ -152,8 +153,8 @@ struct DkdvSm90Steps {
     }
   }
 
-  // Returns ALiBi's slope of an item's head, read from global memory: call this before the scores
-  // are needed.
+  // Returns minus_alibi_slope() of an item's head; 0 in kernels without a score modification. Reads
+  // global memory, so call it well before the result is needed.
   __device__ __forceinline__ float slope_of(const DkdvItem& item) const {
     if constexpr (!Config::HAS_SCORE_MOD) return 0.0f;
     return minus_alibi_slope(p.scores, work.batch, work.head + item.head_in_group);
@@ -164,7 +165,8 @@ struct DkdvSm90Steps {
             work.key0 + group_row0() + warp_of_consumer() * 16};
   }
 
-  // Converts scores with soft cap or ALiBi to P^T, after begin_softcap().
+  // Converts scores with soft cap or ALiBi, after begin_softcap(), to P^T and to `products`, from
+  // which dS^T is computed.
   __device__ __forceinline__ void weigh_modified(Fragments& probabilities, Fragments& products,
                                                  const Scores& pt, const float* lse_log2,
                                                  const AlibiBias<true>& alibi) const {
@@ -261,7 +263,7 @@ struct DkdvSm90Steps {
       }
   }
 
-  // Stores the warp's 16 keys of a tile of dS in the workspace.
+  // Stores the warp's 16 keys of a tile of dS in the workspace, if the tile has a slot.
   __device__ __forceinline__ void store_gradients(const Fragments& ds, const DkdvItem& item) const {
     const int slot = item.slot[consumer()];
     if (slot < 0) return;
@@ -283,7 +285,7 @@ struct DkdvSm90Steps {
     const RowSpan here = keys_here();
     return here.first > 0 || here.end < KEYS;
   }
-  // Tells if some of the queries from row0 on belong to the next sequence.
+  // Returns whether some of the BLOCK_M rows from row0 on belong to the next sequence.
   __device__ __forceinline__ bool lacks_queries(int row0) const {
     if (p.packing.cu_seqlens_q == nullptr) return false;  // no sequence follows in the tensor map
     return work.seqlen_q - row0 < BLOCK_M;

@@ -1,16 +1,16 @@
-// dQ = dS @ K from the spilled dS, on Hopper: a product over the key tiles that the chunk holds and
-// this block's queries can see.
+// dQ = dS @ K from the spilled dS, on Hopper: a product over the key tiles of the chunk that are
+// visible to the block's queries.
 //
-// Grid      x = query tile, query head of the chunk's (batch, kv head) pairs; above head_dim 256 a
+// Grid      x = one block for each query tile of each query head of the chunk; above head_dim 256 a
 //           cluster of two blocks, each with half of the columns.
-// Block     a warpgroup of which one thread loads, and 2 warpgroups of 64 queries each.
+// Block     A warpgroup of which one thread loads, and 2 warpgroups of 64 queries each.
 // Shared    STAGES stages of one 64-key tile of K and the dS tiles of the block's queries.
-// Pipeline  The copy engine fills the stages. While the products of a stage run, a warp reads its
-//           fragments of dS of the next stage.
+// Pipeline  TMA fills the stages. While the products of a stage run, a warp reads its fragments of
+//           dS of the next stage.
 //
 // The stored fragments are those of dS^T; transposing their four 8x8 tiles in registers gives the A
-// operand of dS. Key chunks are summed in one accumulator, which is kept in dq_accum between them:
-// the order of summation is the same as without chunks.
+// operand of dS. Key chunks are summed in one accumulator, which is kept in dq_accum between them,
+// so the order of summation is the same as without chunks.
 #pragma once
 
 #include "core/ds_scale.h"
@@ -165,8 +165,8 @@ struct DqGemmSm90 {
     }
   }
 
-  // Waits for a stage and reads this warp's fragments of dS. Returns whether all keys of the stage
-  // exist.
+  // Waits for a stage and reads this warp's fragments of dS, or zeros for keys without stored dS.
+  // Returns whether all keys of the stage exist.
   __device__ __forceinline__ bool load_fragments(Fragments& ds, const Stages& stages) const {
     smem.barriers.wait_for_data(stages);
     const int half = consumer();

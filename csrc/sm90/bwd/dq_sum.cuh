@@ -43,7 +43,7 @@ struct DqPart : Accumulator<1, NT> {
                                         __float_as_uint(own[2]), __float_as_uint(own[3])});
     }
   }
-  // Adds the sum of earlier blocks, which the copy engine has loaded into the stage.
+  // Adds the sum of earlier blocks, which TMA has loaded into the stage.
   __device__ __forceinline__ void add(uint32_t stage) {
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
@@ -89,7 +89,7 @@ struct DqColumns : DqPart<COLUMNS / 8> {
     if constexpr (DS_SCALE<T> != 1.0f) this->scale(1.0f / DS_SCALE<T>);
     store_rows<DqTile, Target, T>(*this, stage, to.dq + column, to.stride, to.rows,
                                   to.columns - column);
-    // NOTE: the copy engine writes the next sum to the memory that store_rows() has read.
+    // NOTE: TMA writes the next sum to the memory that store_rows() has read.
     fence_proxy_async();
   }
 };

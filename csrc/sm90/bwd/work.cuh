@@ -32,9 +32,10 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
 }
 
 // Cursor over the items of a block of the fused kernel. With first_keys_first, it visits the query
-// tiles from the last to the first, and all heads of a tile before the next tile. A block then stays
-// at least one step behind the blocks of earlier keys, after which it adds to dQ. NOTE: head by head,
-// it would reach the next head before those blocks, which see more queries, and would wait for them.
+// tiles from the last to the first, and all heads of a tile before the next tile. A block then
+// stays at least one step behind the blocks of earlier keys, after which it adds to dQ. NOTE: head
+// by head, it would reach the next head before those blocks, whose keys are visible to more
+// queries, and would wait for them.
 template <class Config>
 struct FusedCursor : DkdvCursor<Config> {
   using Base = DkdvCursor<Config>;
@@ -59,10 +60,11 @@ struct FusedCursor : DkdvCursor<Config> {
   }
 };
 
-// A block's place in the order in which the key blocks that see a query tile add to its dQ. The
-// blocks begin in this order, too: from the last keys to the first, or from the first to the last.
+// A block's place in the order in which the blocks with keys visible to a query tile add to the
+// tile's dQ. The blocks begin in this order, too: from the last keys to the first, or from the
+// first to the last.
 struct DqOrder {
-  int before;  // number of earlier blocks; -1: this block does not see the tile
+  int before;  // number of earlier blocks; -1: none of this block's keys is visible to the tile
   bool is_last;
 
   __device__ __forceinline__ bool exists() const { return before >= 0; }
@@ -76,7 +78,7 @@ __device__ __forceinline__ DqOrder find_order(const BwdParams& p, const DkdvWork
   if (p.mask.kind == MaskKind::TILES) {
     return {known.w / 2, known.w % 2 != 0};
   }
-  RowSpan keys;  // keys that the tile sees, rounded to complete tiles if its mask is a band
+  RowSpan keys;  // keys visible to the tile, rounded to complete tiles if the mask is a band
   if (p.mask.kind == MaskKind::BAND) {
     const DsLayout layout = ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k});
     const int tiles = (w.seqlen_k + DS_TILE - 1) / DS_TILE;
@@ -90,7 +92,8 @@ __device__ __forceinline__ DqOrder find_order(const BwdParams& p, const DkdvWork
   return {last - n, n == first};
 }
 
-// Returns whether query tile m sees a key. If not, no block computes a part of its dQ.
+// Returns whether any key is visible to query tile m. If not, no block computes a part of the
+// tile's dQ.
 __device__ __forceinline__ bool is_visible(const BwdParams& p, const Mask& mask,
                                            const DsLayout& layout, int m) {
   if (p.mask.kind == MaskKind::TILES) {
@@ -117,7 +120,7 @@ struct DqItem {
   DqOrder order;
 };
 
-// A tile of 64 keys that the dQ kernel multiplies (dq_gemm.cuh).
+// A tile of 64 keys by which the dQ kernel multiplies dS (dq_gemm.cuh).
 struct DqSm90Item {
   int key0;
   int slot[2];  // dS slots of the block's two query tiles; -1: no dS

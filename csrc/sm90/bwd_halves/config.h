@@ -48,10 +48,11 @@ struct DkdvHalvesSm90Config
                 "a consumer would wait for what it does not release");
 
   // Returns the number of pairs of items; each block of the cluster computes one item of a pair. If
-  // the number of items is odd, the second block reads the last item once more, but sees none of
-  // its queries.
+  // the number of items is odd, the second block reads the last item once more, but treats it as
+  // fully masked.
   __device__ __forceinline__ static int pairs(int items) { return (items + 1) / 2; }
-  // The loading thread is less than two pairs ahead of the consumers.
+  // The number of pairs whose items are in shared memory. The loading thread is less than two pairs
+  // ahead of the consumers.
   static constexpr int PAIRS = 4;
   static constexpr int ITEMS = 2 * PAIRS;
 

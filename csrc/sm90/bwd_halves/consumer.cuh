@@ -1,15 +1,16 @@
 // A warpgroup of 64 keys in a block that sums half of the columns of dK or dV.
 //
 //   S = K @ Q(0).T; P(0); P(0) to the other block and to memory
-//   for each further pair of items i:
+//   for each further pair i of items, of which this block computes one:
 //     issue S = K @ Q(i).T
 //     issue dV += P(i - 1) @ dO of the even item, wait for S
 //     issue dV += P(i - 1) @ dO of the odd item, wait for the even one
 //     P(i); P(i) to the other block and to memory; wait for the odd one
 //   dV += P of the last pair @ dO
 //
-// dK is computed likewise, from dP = V @ dO.T, dS and Q. Both blocks sum the items in the same
-// order, and query chunks do so too, whichever item they begin with.
+// dK is computed likewise, from dP = V @ dO.T, dS and Q. Both blocks sum the items in ascending
+// order, and so does every query chunk, whether it begins with an even or an odd item of the
+// sequence.
 #pragma once
 
 #include "ptx/barrier.cuh"
@@ -147,7 +148,7 @@ class DkdvHalvesConsumer {
     for (int i = 0; i < SUM_SLICES; ++i) hold(sums[i].x[0]);
   }
 
-  // Waits for a slice of an item's queries.
+  // Waits for a slice of an item's queries, and returns its address.
   __device__ __forceinline__ uint32_t wait_for_slice(int number) const {
     wait_for_data(slices_);
     const uint32_t slice = uniform(shared_address(smem_.slices[slices_.stage]));
@@ -164,8 +165,8 @@ class DkdvHalvesConsumer {
     read_.advance();
   }
 
-  // Returns the next stage. In the launch that sums dK, this stage will have P of the next item,
-  // and the stage is skipped.
+  // Returns the next stage. In the launch that sums dK, skips this stage, which will hold P of this
+  // block's next item.
   __device__ __forceinline__ typename Config::Slices skip_weights() {
     const typename Config::Slices here = slices_;
     if (sums_dk_) slices_.advance();

@@ -32,7 +32,7 @@ struct DkdvHalvesLoader {
         steps.place_of_keys(params.sums_dk ? params.v_axes : params.k_axes), full);
   }
 
-  // Loads slices of Q and dO in the order in which the consumers read them.
+  // Loads slices of Q, of dO and of P in the order in which the consumers read them.
   __device__ __forceinline__ void run() {
     if (work.items == 0) return;
     Cursor cursor(p, work);
