@@ -27,8 +27,7 @@ struct DecodeWideSm90Config
   static constexpr int PIECES = HEAD_DIM_V / PIECE;
   static constexpr bool V_IN_K = false;
   static constexpr bool KEEPS_CURSORS = false;
-  // The keys are summed in the same parts as in mma/decode/kernel.cuh: PARTS parts per SUMMED_KEYS
-  // keys.
+  // P is summed in the same parts as in mma/decode/kernel.cuh: PARTS parts per SUMMED_KEYS keys.
   static constexpr int PARTS = 4;
   static constexpr int SUMMED_KEYS = DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, 99>::BLOCK_N;
   // The loader needs registers for cursors and 64-bit addresses.

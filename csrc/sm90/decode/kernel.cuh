@@ -17,7 +17,7 @@
 //
 // wgmma and mma.sync add in the same order over the same k, so their bits agree. Everything else is
 // computed as in mma/decode: each key block has its own softmax, with sums over the same parts. Key
-// blocks are combined to groups, and groups to the work tile.
+// blocks are combined into groups, and groups into the work tile.
 #pragma once
 
 #include <type_traits>
@@ -337,7 +337,8 @@ struct DecodeSm90Consumer {
     }
   }
 
-  // Stores O of the work tile to shared memory. combine_parked() combines it with the next group.
+  // Stores O, top and sum of the work tile to shared memory. combine_parked() combines them with
+  // the next group.
   __device__ __forceinline__ void park(const Partial<OT>& tile) const {
     float4* parked = &smem.parked[0][threadIdx.x];
 #pragma unroll

@@ -35,8 +35,7 @@ struct FwdKvcacheSm90Config
   static constexpr int BLOCK_N = KEY_BLOCK;
   static constexpr int PIECE = 64;  // columns of O per product
   static constexpr int PIECES = HEAD_DIM_V / PIECE;
-  // The keys are summed in the same parts as in mma/decode/kernel.cuh: PARTS parts per SUMMED_KEYS
-  // keys.
+  // P is summed in the same parts as in mma/decode/kernel.cuh: PARTS parts per SUMMED_KEYS keys.
   static constexpr int PARTS = 4;
   static constexpr int SUMMED_KEYS = DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, 99>::BLOCK_N;
   static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : 24;

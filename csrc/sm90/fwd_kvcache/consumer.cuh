@@ -8,7 +8,7 @@
 //     while the next piece, or S = Q @ K(j + 1).T, is in flight
 //     at the end of a group, combine it with O of the tile
 //
-// The arithmetic equals that of sm90/decode/kernel.cuh, operation by operation.
+// The arithmetic is the same as in sm90/decode/kernel.cuh, operation by operation.
 #pragma once
 
 #include <type_traits>
@@ -49,7 +49,7 @@ struct FwdKvcacheTile {
   const typename Config::Params& params;
   typename Config::Smem& smem;
   const typename Config::Work& work;
-  typename Config::Keys keys;  // the current key block
+  typename Config::Keys keys;  // the stage of the current key block
   const float scale_log2;
   const uint64_t a_q;
   Partial<OT> group;

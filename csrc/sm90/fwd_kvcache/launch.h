@@ -8,8 +8,8 @@
 
 namespace flash_dist {
 
-// Returns the number of keys per box: a key block, or the largest part of it that is contiguous in
-// a page.
+// Returns the number of keys per box: a key block or, in a paged cache, the largest part of a key
+// block that no page boundary cuts.
 inline int box_keys(const CacheParams& cache) {
   const int apart = cache.block_table == nullptr ? KEY_BLOCK : cache.page | KEY_BLOCK;
   return apart & -apart;

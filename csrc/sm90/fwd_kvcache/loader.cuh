@@ -38,8 +38,8 @@ struct FwdKvcacheLoader {
   __device__ __forceinline__ static int lane() { return fresh_thread() % 32; }
   __device__ __forceinline__ static bool is_first() { return lane() == 0; }
 
-  // Passes the next work tile that has queries or rows to fill to the consumers. If there is none,
-  // passes the mark of the end.
+  // Passes to the consumers the next work tile that has queries or uncovered rows or, if there is
+  // none, a closed work tile.
   __device__ __forceinline__ void choose_work() const {
     FwdSm90Progress& own = smem.progress;
 #pragma unroll 1
@@ -62,8 +62,8 @@ struct FwdKvcacheLoader {
     publish_work();
   }
   __device__ __forceinline__ Work& next_work() const {
-    // With a tile counter, take only one tile ahead: a tile that waits here is lost to other
-    // blocks.
+    // With a tile counter, take only one tile ahead: no other block can take a tile that waits
+    // here.
     const unsigned works = smem.progress.works;
     const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
     smem.work_barriers.wait_for_place(Works{free});
@@ -144,7 +144,7 @@ struct FwdKvcacheLoader {
     __syncwarp();
   }
 
-  // Loads a box into each panel.
+  // Loads one box per panel.
   template <class Tile, int PANELS>
   __device__ __forceinline__ static void load_panels(uint32_t tile, const CUtensorMap& map,
                                                      uint32_t barrier, BoxPlace at) {

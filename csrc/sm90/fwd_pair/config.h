@@ -77,7 +77,7 @@ struct FwdPairSm90Config
 
 // The keys of a work tile in pairs of steps, from the last to the first. Each block computes one
 // step of a pair. If the number of steps is odd, the last pair has one step: the other block reads
-// its keys, but sees none of them.
+// the keys of that step, too, but masks all of them.
 struct StepPairs {
   const KeyBounds& bounds;
 

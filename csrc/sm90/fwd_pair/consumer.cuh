@@ -2,7 +2,7 @@
 // tile.
 //
 //   S = Q @ K(0).T; P(0) = softmax; P(0) to the other block
-//   for each further pair of steps i:
+//   for each further pair i of steps, of which this block computes one:
 //     issue S = Q @ K(i).T, then O += P(i - 1) @ V of this block's step
 //     wait for S; mask; maxima to the other block
 //     issue O += P(i - 1) @ V of the other block's step; that block has sent this P
@@ -103,7 +103,7 @@ class FwdPairConsumer {
       wgmma_wait<0>();
       hold_all(o);
       end_values(other);
-      // A factor of 1 changes nothing, so skipping this changes no bit.
+      // A factor of 1 changes nothing, so skipping the rescaling changes no bit.
       if (__any_sync(0xffffffffu, grown)) {
 #pragma unroll
         for (int i = 0; i < V_SLICES; ++i) rescale_rows(o[i], rescale);
@@ -260,7 +260,7 @@ class FwdPairConsumer {
   // Returns the index of this warp among the consumers' warps.
   __device__ __forceinline__ static int warp() { return fresh_thread() / 32 - WARPS_OF_GROUP; }
 
-  // Sends the maximum or the sum of this warp's rows to the other block.
+  // Sends the maxima or the sums of this warp's rows to the other block.
   __device__ __forceinline__ void send_stats(const float (&x)[2], uint32_t zero = 0) const {
     const int lane = fresh_thread() % 32;
     if (lane % 4 == 0) {
@@ -314,7 +314,8 @@ class FwdPairConsumer {
     return loaded;
   }
 
-  // Tells if all keys of a step exist. Rows beyond the end of the tensor are zeros already.
+  // Returns whether the values of a step need no clearing: all its keys exist, or the others are
+  // beyond the end of the tensor, where TMA has loaded zeros.
   __device__ __forceinline__ bool is_clean(int step) const {
     const FwdParams& p = params_.p;
     const Steps steps{work_.bounds};

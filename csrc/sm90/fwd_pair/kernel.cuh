@@ -13,9 +13,9 @@
 // Pipeline  Slices pass through one ring in the order in which they are read (loader.cuh), and are
 //           released one by one (consumer.cuh).
 //
-// At head_dim 512, a multiprocessor reads from shared memory for 128 x 128 scores: 256 KiB of Q and
-// K, 128 KiB of V, and 2 x 16 KiB of P. The copy engine writes 128 KiB. This takes 1.06 times as
-// long as the products.
+// For 128 x 128 scores at head_dim 512, a multiprocessor reads 256 KiB of Q and K, 128 KiB of V and
+// 2 x 16 KiB of P from shared memory, and TMA writes 128 KiB to it. This takes 1.06 times as long
+// as the products.
 #pragma once
 
 #include "ptx/cluster.cuh"

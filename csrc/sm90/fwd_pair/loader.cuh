@@ -76,7 +76,7 @@ struct FwdPairLoader {
     slices.advance();
   }
 
-  // Loads a box for each panel of a slice.
+  // Loads one box per panel of a slice.
   template <class Tile>
   __device__ __forceinline__ static void load_panels(uint32_t tile, const CUtensorMap& map,
                                                      BoxPlace at, uint32_t barrier) {

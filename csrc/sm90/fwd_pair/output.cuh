@@ -76,7 +76,8 @@ struct FwdPairOutput {
   }
   __device__ __forceinline__ int column0() const { return rank * Config::COLUMNS; }
 
-  // Stores boxes. The tensor map cuts off rows and columns beyond the end of the tensor.
+  // Stores one box per panel. The tensor map cuts off rows and columns beyond the end of the
+  // tensor.
   __device__ __forceinline__ void store_boxes(uint32_t tile, int batch) const {
     const FwdBlock& block = work.block;
     BoxPlace at{column0(), work.sequence.q0 + row0(), block.head_in_group, block.head_kv, batch};

@@ -90,12 +90,12 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
   struct Smem {
     alignas(1024) uint8_t k[TILES][PANELS * Tile::BYTES];
     alignas(1024) uint8_t q[PANELS * Tile::BYTES];
-    float tops[TILES][BLOCK_ROWS];  // top of each row after each tile
+    float tops[TILES][BLOCK_ROWS];  // top of each row in each tile
     float sums[TILES][BLOCK_ROWS];  // [i]: sum of each row over tile i of a group's key blocks
     uint64_t k_full[TILES][PANELS], k_empty[TILES][CONSUMERS];
     uint64_t q_full, q_empty;
     typename Splits::Smem counting;
-    Splits splits;                     // thread 0's; only members equal in all threads are used
+    Splits splits;                     // of thread 0; only its thread-independent members are used
     int2 bounds;                       // key blocks [begin, end) of the split
     DecodeCursor key_blocks[CURSORS];  // cursors of the last key blocks loaded
     __device__ Smem() = delete;        // only a layout of shared memory, never constructed

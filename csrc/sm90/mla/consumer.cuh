@@ -21,7 +21,7 @@ __device__ __forceinline__ void release(const uint64_t& empty) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&empty));
 }
 
-// Begins a block that computes S, and finds the splits.
+// Begins a block that computes S, and returns the splits.
 template <class Config>
 __device__ __forceinline__ typename Config::Splits begin_block(const MlaSm90Params& params,
                                                                typename Config::Smem& smem) {
@@ -95,7 +95,7 @@ class LatentConsumerBase {
     hold(s.x[0]);
   }
 
-  // Tells if all rows of the warp see all keys of the key block.
+  // Returns whether all keys of the key block are visible to all rows of the warp.
   __device__ __forceinline__ bool all_visible() const {
     return full_begin_ <= number_ && number_ < full_end_;
   }
@@ -111,15 +111,15 @@ class LatentConsumerBase {
     const int key0 = first_key<TILE>(at);
     return {at.extent.visible_begin - key0, at.extent.visible_end - key0};
   }
-  // Tells if some keys of the tile do not exist. Their values must be zeroed, because memory may
-  // hold NaN.
+  // Returns whether some keys of the tile do not exist. Their values must be zeroed, because memory
+  // may hold NaN.
   template <int TILE>
   __device__ __forceinline__ bool lacks_keys() const {
     if (all_visible()) return false;
     const RowSpan rows = rows_that_exist<TILE>();
     return rows.first > 0 || rows.end < Config::BLOCK_N;
   }
-  // Sets masked scores of tile TILE to -inf.
+  // Sets masked scores of tile TILE to -inf. Returns which rows' visible keys are all in this tile.
   template <int TILE>
   __device__ __forceinline__ SeeOneTile mask(Scores& s) const {
     if (all_visible()) return {};
@@ -139,7 +139,7 @@ class LatentConsumerBase {
 
   __device__ __forceinline__ float scale() const { return p_.scores.scale * LOG2_E; }
 
-  // Adds the row sums `tile` of a tile's P to `sum`, scaled by `add` and `keep`.
+  // Sets `sum` to keep * sum + add * tile. tile: the row sums of a tile's P.
   __device__ __forceinline__ static void add_sums(float (&sum)[2], const float (&tile)[2],
                                                   const float (&keep)[2], const float (&add)[2]) {
 #pragma unroll
@@ -172,7 +172,7 @@ class LatentConsumerBase {
   int number_ = 0;             // index of the current key block in the split
   int group_end_, tile_end_;   // index after the group's last key block; index of the work
                                // tile's last key block, -1 if it is in a later group
-  int full_begin_, full_end_;  // key blocks [begin, end) of which all rows of the warp see all keys
+  int full_begin_, full_end_;  // key blocks [begin, end) that are visible to all rows of the warp
   int work_tiles_ = 0;         // number of work tiles whose queries have arrived
 };
 

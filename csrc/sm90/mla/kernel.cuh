@@ -3,20 +3,20 @@
 //
 // Grid      As many blocks as the GPU holds, one for each split of the key blocks of all sequences
 //           (core/decode_work.cuh). Splits have complete groups.
-// Block     A warpgroup that loads, and two consumers of 64 rows, queries of all heads. A key block
-//           of 128 keys is two tiles. The first consumer computes S and P of the first tile, the
-//           second consumer those of the second tile. Each has half of the columns of O. While one
-//           computes its softmax, the other multiplies (FlashMLA's seesaw).
+// Block     A warpgroup that loads, and two consumers of the same 64 rows. A row is a query of a
+//           head. A key block of 128 keys is two tiles. The first consumer computes S and P of the
+//           first tile, the second consumer those of the second tile. Each has half of the columns
+//           of O. While one computes its softmax, the other multiplies (FlashMLA's seesaw).
 // Shared    Both tiles of K and one of Q, in panels of 64 columns. P of a tile is stored in the
 //           tile's last panel, which holds no values and is read only for S.
-// Pipeline  The copy engine fills the tiles panel by panel, with a barrier for each, so that S
-//           begins with the first panel. A panel is filled again after its last read. S of the next
-//           key block is issued right after O of this one. The queries of the next work tile are
-//           loaded after the last S of this one.
+// Pipeline  TMA fills the tiles panel by panel, with a barrier for each panel, so that S begins
+//           with the first panel. A panel is filled again after its last read. S of the next key
+//           block is issued right after O of this one. The queries of the next work tile are loaded
+//           after the last S of this work tile.
 // Order     The first consumer adds P @ V of the first tile and then of the second; the second
-//           consumer adds its own tile first. So the panels of this tile are free, and are filled
-//           for its next S, before its O is complete. Row maxima are whole numbers (exception:
-//           sm90/mla/weights.cuh), so rescaling is exact, even of P of the first tile.
+//           consumer adds its own tile first. So the panels of each consumer's own tile are free,
+//           and are filled for its next S, before its O is complete. Row maxima are whole numbers
+//           (exception: sm90/mla/weights.cuh), so rescaling is exact, even of P of the first tile.
 //
 // O of 64 rows fills the registers: there is no room for both O of a group and O of a work tile. So
 // each group has one online softmax over its tiles, and splits never cut it. O of the previous
@@ -36,7 +36,7 @@ namespace flash_dist {
 enum LatentBarrier : int { P_READY = 1, SUMS_READY = P_READY + 2, HAS_SCORES };
 
 // The consumer warpgroups. The first one computes S of the first tile of a key block, and the first
-// columns of O.
+// half of the columns of O.
 template <class Config>
 class LatentConsumer : LatentConsumerBase<Config> {
   using Base = LatentConsumerBase<Config>;
@@ -286,7 +286,9 @@ class LatentConsumer : LatentConsumerBase<Config> {
   }
 };
 
-// Runs a block. STORES_WEIGHTS: it only stores P of the key blocks of its split.
+// Runs a block. With STORES_WEIGHTS it stores P of the key blocks of its split, but only if all
+// splits together have at most few_key_blocks key blocks. Otherwise it computes O, but only if they
+// have more.
 template <class Config, bool STORES_WEIGHTS>
 __device__ __forceinline__ void latent_block(const MlaSm90Params& params) {
   const LatentParams& p = params.p;

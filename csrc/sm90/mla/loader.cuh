@@ -9,7 +9,7 @@
 
 namespace flash_dist {
 
-// Tells if the key block at the cursor is the first one of the split or of its work tile.
+// Returns whether the key block at the cursor is the first one of the split or of its work tile.
 __device__ __forceinline__ bool begins_tile(const DecodeCursor& at, bool is_first) {
   return is_first || at.key_block == at.extent.first;
 }

@@ -1,5 +1,5 @@
-// Attention of many heads to a cache of latent keys by clusters of two blocks, for calls with fewer
-// work tiles than half the number of multiprocessors. Each block computes what one consumer of
+// Attention of many heads to a cache of latent keys by clusters of two blocks, for calls with at
+// most half as many work tiles as multiprocessors. Each block computes what one consumer of
 // sm90/mla/kernel.cuh computes, with the same bits: S of one tile of each key block, and half of
 // the columns of O.
 //

@@ -8,7 +8,7 @@ namespace flash_dist {
 template <class Config_>
 struct WarpgroupPlace {
   using Config = Config_;
-  int part;      // index of the thread's COLUMNS columns, equal in a warp
+  int part;      // index of the thread's COLUMNS columns, the same in all lanes
   int row0 = 0;  // first row of the block
 
   // row: this lane's first or second row (h = 0 or 1) in the work tile. row_of_block: that row,
@@ -22,7 +22,7 @@ struct WarpgroupPlace {
   __device__ __forceinline__ int column(int n) const {
     return part * Config::COLUMNS + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
   }
-  // Tells if this lane writes top and sum of its rows.
+  // Returns whether this lane writes top and sum of its rows.
   __device__ __forceinline__ bool writes_stats() const { return part == 0 && threadIdx.x % 4 == 0; }
 };
 

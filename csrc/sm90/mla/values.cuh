@@ -1,6 +1,6 @@
-// Computes O of calls with few work tiles of latent keys. sm90/mla/kernel.cuh has computed P of all
-// key blocks in parallel and stored it. The chain of products of a group is as long as there, but
-// each block computes only 64 columns.
+// Computes O of calls with few work tiles of latent keys and at most few_key_blocks key blocks.
+// sm90/mla/kernel.cuh has computed P of all key blocks in parallel and stored it. The chain of
+// products of a group is as long as there, but each block computes only 64 columns.
 //
 // Grid      x = group of a work tile, counted over all work tiles, and 64 columns of O.
 // Block     A warpgroup that multiplies, and a warp that loads.
@@ -185,7 +185,7 @@ class LatentValues {
     float keep[2][2];
     uint32_t v[2];
 
-    // Tells if O is not rescaled before tile i.
+    // Returns whether no lane of the warp rescales O before tile i.
     __device__ __forceinline__ bool keeps_all(int i) const {
       return __all_sync(0xffffffffu, keep[i][0] == 1.0f && keep[i][1] == 1.0f);
     }

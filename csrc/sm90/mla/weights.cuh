@@ -2,9 +2,9 @@
 //
 // P of a tile is 2^(S * scale - top), rounded. top is the row's greatest scaled score in the tile,
 // rounded up to a whole number. So P does not depend on other tiles, and another top changes P by a
-// power of two, which is exact. The top of a row that sees keys of only one tile never changes, so
-// it is not rounded up: the row's greatest P is then exactly 1. With so few keys, the rounding
-// error of the greatest P would be a large part of the error of O.
+// power of two, which is exact. The top of a row whose visible keys are all in one tile never
+// changes, so it is not rounded up: the row's greatest P is then exactly 1. With so few keys, the
+// rounding error of the greatest P would be a large part of the error of O.
 //
 // A group has one chain of products P @ V over its tiles. Of the two tiles of a key block, the
 // first tile is added first in the first half of O's columns, and the second tile in the second
@@ -24,7 +24,7 @@ namespace flash_dist {
 
 constexpr int LATENT_TILE = 64;  // rows per tile, and keys per tile
 
-// For the two rows of a lane: true if a tile has all keys that the row sees.
+// For the two rows of a lane: true if a tile has all keys that are visible to the row.
 struct SeeOneTile {
   bool row[2];
 };
@@ -121,7 +121,7 @@ __device__ __forceinline__ void multiply_values(Sum& o, Weights& p, uint32_t v) 
 }
 
 // Factors for adding a tile, for the two rows of a lane: keep for O of the group, add for P of the
-// tile. Raises `top`.
+// tile. The constructor raises `top`.
 struct TileFactors {
   float keep[2], add[2];
 
@@ -146,7 +146,7 @@ struct KeyBlockCombine {
         add_second(Combine(top, second).add) {}
 };
 
-// KeyBlockCombine for the two rows of a lane.
+// KeyBlockCombine for the two rows of a lane. The constructor raises `top`.
 struct KeyBlockFactors {
   float keep[2], add_first[2], add_second[2];
 
