@@ -10,7 +10,8 @@
 
 namespace flash_dist {
 
-// Named barriers among consumers; __syncthreads() is barrier 0.
+// Named barriers among consumers: ONE_CONSUMER + i is that of consumer i. __syncthreads() is
+// barrier 0.
 enum ConsumerBarrier : int { ALL_CONSUMERS = 1, ONE_CONSUMER };
 
 // consumer(): index of this thread's warpgroup among the consumers. warp_of_consumer(): index of

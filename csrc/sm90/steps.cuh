@@ -61,7 +61,7 @@ struct KeySteps {
   __device__ __forceinline__ const int4& entry(int j, int part) const {
     return bounds.entries[min(j * PARTS + part, bounds.count - 1)];
   }
-  // First key of a step, or of a part of one.
+  // First key of a step, or of a part of a step.
   __device__ __forceinline__ int key0(int j) const { return j * BLOCK_N; }
   __device__ __forceinline__ int key0(int j, int part) const {
     return entry(j, part).x * MASK_TILE;
@@ -81,7 +81,7 @@ struct KeySteps {
 
 // Sets masked scores of 16 queries to -inf, in columns [8 * FIRST, 8 * END) of s. key0: the key of
 // the first column, a multiple of 16. word(half, key) returns a bit for each of the 32 keys from
-// `key` on, set if the key is visible to this lane's row of that half.
+// `key` on, set if the key is visible to this lane's first or second query (half = 0 or 1).
 template <int FIRST, int END, int NT, class Word>
 __device__ __forceinline__ void mask_columns(Accumulator<1, NT>& s, int key0, const Word& word) {
   constexpr int TILES = (END - FIRST) % 4 == 0 ? 4 : 2;  // 8-key tiles per word

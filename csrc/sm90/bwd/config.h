@@ -96,8 +96,8 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int WARP_SLOT_BYTES = 16 * BLOCK_M * 2;
   struct Exchange {
     alignas(128) uint8_t probabilities[SLOTS][WARPS_THAT_COMPUTE][WARP_SLOT_BYTES];
-    uint64_t full[SLOTS][WARPS_THAT_COMPUTE];   // barriers of the second block
-    uint64_t empty[SLOTS][WARPS_THAT_COMPUTE];  // barriers of the first block
+    uint64_t full[SLOTS][WARPS_THAT_COMPUTE];   // barriers that only the second block uses
+    uint64_t empty[SLOTS][WARPS_THAT_COMPUTE];  // barriers that only the first block uses
   };
   struct SmemOfPair {
     alignas(1024) uint8_t keys[PANELS * KTile::BYTES];  // K or V; stages dV or dK at the end
@@ -132,7 +132,8 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool DROPS = DROPS_;
   static constexpr BiasLoads BIAS = BIAS_;
   static constexpr bool HAS_BIAS = BIAS != BiasLoads::NONE;
-  static constexpr bool BIAS_TAKES_ALL = HEAD_DIM <= 64;  // with ELEMENTS: also fp32, any strides
+  // With ELEMENTS: true if the bias may be fp32 and may have any strides.
+  static constexpr bool BIAS_TAKES_ALL = HEAD_DIM <= 64;
   using Params = std::conditional_t<
       DROPS, DkdvDropoutSm90Params,
       std::conditional_t<BIAS == BiasLoads::BOXES, DkdvBiasSm90Params,

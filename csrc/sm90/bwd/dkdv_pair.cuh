@@ -11,8 +11,8 @@
 //           Block 0 has read Q, and block 1 has read dO, long before the other tile of a stage. So
 //           each tile has its own barriers.
 // Pipeline  As with one block. The first product of a stage runs together with the second product
-//           of the previous stage. During the latter, P^T or dS^T of the stage is computed and
-//           sent: the product that still runs reads other fragments.
+//           of the previous stage. During the latter, P^T of the stage is computed and sent, or
+//           dS^T is computed and stored: the product that still runs reads other fragments.
 #pragma once
 
 #include "ptx/cluster.cuh"
@@ -49,8 +49,8 @@ struct DkdvOfPair {
   // log2 of the factor by which P^T is multiplied.
   static constexpr int SHIFT = std::is_same_v<typename Config::T, Fp16> ? 8 : 0;
   static constexpr float BACK = 1.0f / (1 << SHIFT);
-  // True if P^T and dS^T are sent before the second product of the previous stage is complete. With
-  // soft cap or ALiBi three fragments are in use already, so P^T and dS^T are sent after that
+  // True if P^T is sent, or dS^T stored, before the second product of the previous stage is
+  // complete. With soft cap or ALiBi three fragments are in use already, so this is done after that
   // product.
   static constexpr bool SENDS_EARLY = !Config::HAS_SCORE_MOD;
 
@@ -123,7 +123,7 @@ struct DkdvOfPair {
   __device__ __forceinline__ uint32_t own_keys() const {
     return shared_address(smem.keys) + steps.group_row0() * KTile::ROW_BYTES;
   }
-  // A stage's tiles: block 0 begins with Q, block 1 with dO.
+  // Return the addresses of a stage's tiles: Q, then dO in block 0; dO, then Q in block 1.
   __device__ __forceinline__ uint32_t first_tile(const Stages& stages) const {
     auto& stage = smem.stage[stages.stage()];
     return shared_address(IS_SCORES ? stage.q : stage.dout);

@@ -89,8 +89,8 @@ class DkdvHalvesConsumer {
     hold(own);
     hold(other);
     hold_all(sums);
-    // The last slices are not released, because no slices follow them. But the other block arrives
-    // at barriers of this block, so this block must not end earlier.
+    // The last slices are not released, because no slices follow them. But this block must not end
+    // before the other block has arrived at this block's barriers for the last time.
     wait_until_taken(pairs);
   }
 

@@ -1,5 +1,5 @@
-// dK and dV on Hopper for head_dims at which both do not fit in the registers of two blocks. Two
-// launches compute one each:
+// dK and dV on Hopper for head_dims at which they do not fit together in the registers of two
+// blocks. Two launches compute one of them each:
 //
 //   first    S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   second   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q

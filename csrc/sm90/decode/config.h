@@ -15,7 +15,7 @@ struct DecodeWideSm90Config
     : Config<DecodeWideSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DecodeWideSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   static constexpr int THREADS = Plan::WARPS * 32;
-  static constexpr int LOADERS = WARPGROUP;  // the last threads of the block
+  static constexpr int LOADERS = WARPGROUP;  // loading threads, the last ones of the block
   static constexpr int CONSUMER_THREADS = THREADS - LOADERS;
   static constexpr int CONSUMERS = CONSUMER_THREADS / WARPGROUP;
   static constexpr int CONSUMER_ROWS = 64;

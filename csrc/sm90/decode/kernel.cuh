@@ -33,7 +33,7 @@
 
 namespace flash_dist {
 
-// The rows and columns of a work tile of which a consumer thread holds the accumulators.
+// Maps the accumulators of a consumer thread to rows and columns of the work tile.
 template <class Config_>
 struct ConsumerPlace {
   using Config = Config_;

@@ -33,7 +33,7 @@ struct FwdSm90Output {
     static_assert(Config::OUT_STAGE != OutStage::OWN || sizeof(smem.out) == Config::OUT_BYTES);
     const uint32_t tile =
         shared_address(IN_Q ? smem.q[0] : smem.out) + consumer() * 64 * QTile::ROW_BYTES;
-    // Orders these writes after all reads of the previous output tile, or of Q.
+    // Orders the writes below after all reads of the previous output tile, or of Q.
     if (!IN_Q && one_thread) wait_until_read<0>();
     barrier_sync(barrier, WARPGROUP);
     stage_rows<QTile, Target, T>(o, tile);

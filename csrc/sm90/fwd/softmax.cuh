@@ -2,8 +2,8 @@
 //
 // A row's maximum is updated lazily, only if P would otherwise exceed 2^12. P, its sums and O may
 // thus be 2^12 times as large, which fp16 holds without losing digits. O is then seldom rescaled,
-// and a step without a large P finds no maximum: try_probabilities() uses the previous one. A row's
-// result depends on its own scores only, whichever branch its warp takes.
+// and a step without a large P need not find a maximum: try_probabilities() uses the previous one.
+// A row's result depends on its own scores only, whichever branch its warp takes.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -96,7 +96,8 @@ __device__ __forceinline__ bool try_probabilities(uint32_t (&p)[NT / 2][1][4], f
                                                   const Accumulator<1, NT>& s,
                                                   SoftmaxState<1>& state, float scale_log2,
                                                   const float (&limit)[2], const Drop& drop) {
-  // A row without a maximum has an offset of -inf, so its P are inf.
+  // A row without a maximum has an offset of -inf. Its P and their sum are then inf or NaN, and
+  // add_sums() returns false.
   const float offset[2] = {state.row_max[0][0] * scale_log2, state.row_max[0][1] * scale_log2};
   sum[0] = sum[1] = 0.0f;
 #pragma unroll

@@ -312,7 +312,7 @@ struct FwdKvcacheTile {
   }
 
   // True if all keys of key block j exist or read as zeros. NOTE: boxes of pages without existing
-  // keys are not loaded.
+  // keys are not loaded, so they do not read as zeros.
   __device__ __forceinline__ bool is_clean(int j) const {
     const RowSpan& exist = work.keys;
     const bool to_end = params.ends_in_zeros && exist.end == work.sequence.seqlen_k;

@@ -73,8 +73,9 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
   static_assert(TILES == CONSUMERS && TILES == Plan::STAGES && PANELS == V_PANELS + 1);
   static_assert(Splits::GROUP == LATENT_SOFTMAX_BLOCKS, "O of a group stays in registers");
 
-  // panel_count, panel_of: the panels of a tile that consumer `part` reads last. These are its
-  // columns of the values and, if the other consumer computes S of the tile, P.
+  // panel_count: the number of panels of a tile that consumer `part` reads last. These are the
+  // panels with its columns of the values and, if the other consumer computes S of the tile, the
+  // one with P. panel_of: the i-th of these panels.
   __host__ __device__ static constexpr int panel_count(int tile, int part) {
     return OWN_PANELS + (tile != part);
   }

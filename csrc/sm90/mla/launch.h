@@ -11,10 +11,10 @@
 
 namespace flash_dist {
 
-// Fewest heads of a group for these kernels. With fewer heads, one tile of 16 rows of mma/mla holds
-// all heads, and memory bandwidth limits that kernel. With more heads, it would need several tiles.
-// NOTE: the two families give different bits. The rule depends on heads only, not on queries, so
-// that a prefill in chunks has the same bits as the prefill at once.
+// The smallest number of query heads per kv head that these kernels serve. With fewer heads, one
+// tile of 16 rows of mma/mla holds all heads, and memory bandwidth limits that kernel. With more
+// heads, it would need several tiles. NOTE: the two families give different bits. The rule depends
+// on heads only, not on queries, so that a prefill in chunks gives the same bits as in one call.
 constexpr int MANY_HEADS = 17;
 
 inline Axes cache_axes(const DecodeParams& p) { return {1, p.num_heads_kv, p.cache.entries}; }

@@ -42,8 +42,8 @@ class LatentKeyLoader {
       next_row_ = place.row;
     }
   }
-  // Starts the key block that find() has found. Consumers have finished the key block that is
-  // CURSORS key blocks before it.
+  // Starts the key block that find() has found. The consumers must have finished the key block that
+  // is CURSORS key blocks before it.
   __device__ __forceinline__ void begin(const DecodeCursor& at) {
     if (threadIdx.x % 32 == 0) smem_.key_blocks[number_ % Config::CURSORS] = at;
     entry_ = next_entry_;
@@ -141,7 +141,7 @@ class LatentKeys : LatentKeyLoader<Config> {
 };
 
 // Loads the queries of a split, one work tile after the other, in the other warps of the loading
-// warpgroup, a row per warp. Rows that do not exist become zeros.
+// warpgroup, each of which loads one row at a time. Rows that do not exist become zeros.
 template <class Config>
 __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Config::Smem& smem,
                                              DecodeCursor at, int key_blocks) {

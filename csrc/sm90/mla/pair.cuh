@@ -177,7 +177,8 @@ class PairConsumer : LatentConsumerBase<Config> {
   }
 
  private:
-  // Returns the parity of the own tile of the key block that is `ahead` key blocks after this one.
+  // Returns the parity of the phase that fills the own tile of the key block that is `ahead` key
+  // blocks after this one.
   __device__ __forceinline__ int parity(int ahead) const {
     return (number_ + ahead) / Config::OWN_TILES % 2;
   }

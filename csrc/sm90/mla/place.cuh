@@ -3,8 +3,7 @@
 
 namespace flash_dist {
 
-// The rows and columns of a work tile of which a thread holds the accumulators, in the layout of
-// wgmma.
+// Maps the accumulators of a thread, in the layout of wgmma, to rows and columns of the work tile.
 template <class Config_>
 struct WarpgroupPlace {
   using Config = Config_;
