@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import TYPE_CHECKING, Final
 
-from flash_dist.bench.baselines.names import OURS, in_deterministic_mode, label_of
+from flash_dist.bench.baselines.names import OURS, label_of
 from flash_dist.bench.baselines.shapes import FEATURES
 from flash_dist.bench.calls import SHAPES, CallReport, read_run
 from flash_dist.bench.labels import group_rows, label_length
-from flash_dist.bench.results import Row, best_peer, collect_ratios, geometric_mean, read_report
+from flash_dist.bench.results import Row, best_peer, read_report
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT, replace_between, write_table
 from flash_dist.toolkit.targets.axes import name_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
@@ -59,8 +60,7 @@ def write_ratios(rows: Iterable[Row], peer: str, pass_: str) -> str:
 def compare_pass(pass_: str) -> str:
     """Compare our rates with the peers' in one pass of the set `paper`, three lengths in a row.
 
-    The backward table has FLASH only in its deterministic mode. The table of means also has the
-    other mode, which is faster.
+    The backward table has FLASH only in its deterministic mode; the other mode is faster.
     """
     left_out = "sdpa-flash" if pass_ == "backward" else "sdpa-flash-deterministic"
     peers = {title: peer for title, peer in PEERS.items() if peer != left_out}
@@ -93,24 +93,6 @@ def compare_newer() -> str:
     ]
     columns = (f"{pass_}, x {title}" for pass_ in passes for title in NEWER)
     return write_table(["head_dim", "mask", *columns], lines)
-
-
-def compare_means() -> str:
-    """Write the mean, lowest and highest ratio to each peer over the shapes of the figure."""
-    rows = load("paper")
-    peers = PEERS | {f"x {title}": peer for title, peer in NEWER.items()}
-    lines = [
-        [title, *(_mean(rows, peer, pass_) for pass_ in ("forward", "backward"))]
-        for title, peer in peers.items()
-    ]
-    return write_table(["peer", "forward", "backward"], lines)
-
-
-def _mean(rows: Sequence[Row], peer: str, pass_: str) -> str:
-    ratios = collect_ratios(rows, peer, pass_)
-    if pass_ == "forward" and in_deterministic_mode(peer):
-        return ""
-    return f"{geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def compare_blocks() -> str:
@@ -199,6 +181,31 @@ def list_corners() -> str:
     return write_table(["problem", "forward, us", "backward, us"], lines)
 
 
+def list_ring() -> str:
+    """List times of ring attention, forward and backward, its efficiency, and memory per GPU."""
+    report = json.loads((RESULTS / "h200-ring.json").read_text(encoding="utf-8"))
+    shapes: dict[tuple[str, ...], dict[int, dict[str, float]]] = {}
+    for row in report["rows"]:
+        if row["attention"] == "ring_attention":
+            heads = f"{row['num_heads']}/{row['num_heads_kv']}"
+            key = (label_length(row["seqlen"]), heads, str(row["documents"]))
+            shapes.setdefault(key, {})[row["gpus"]] = row
+    heads = ["tokens", "heads", "documents", "ms", "efficiency", "GiB per GPU"]
+    return write_table(heads, ([*key, *_scale(of)] for key, of in shapes.items()))
+
+
+def _scale(rows: Mapping[int, Mapping[str, float]]) -> list[str]:
+    """Write the cells of one shape, from its rows by number of GPUs."""
+    times = {count: row["forward_ms"] + row["backward_ms"] for count, row in rows.items()}
+    shares = (times[1] / time / count for count, time in times.items() if count > 1)
+    cells = (
+        (f"{time:.0f}" for time in times.values()),
+        (f"{share:.2f}" for share in shares),
+        (f"{row['peak_gib']:.1f}" for row in rows.values()),
+    )
+    return [", ".join(cell) for cell in cells]
+
+
 def _best(row: Row, pass_: str) -> str:
     ours = row.milliseconds(OURS, pass_)
     peer = best_peer(row, pass_)
@@ -213,13 +220,13 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "forward": lambda: compare_pass("forward"),
     "backward": lambda: compare_pass("backward"),
     "newer": compare_newer,
-    "means": compare_means,
     "blocks": compare_blocks,
     "calls": compare_calls,
     "scores": list_scores,
     "features": list_features,
     "long": list_long,
     "corners": list_corners,
+    "ring": list_ring,
 }
 
 
