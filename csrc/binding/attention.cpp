@@ -221,7 +221,7 @@ Tensor run_bias_gradient(const Arguments& a, const Outputs& saved, int64_t split
   const Sizes& s = in.sizes;
   const Outputs o = read_outputs(saved, in.q, s);
   const Tensor& bias = *a.scores.bias;
-  BiasGradientDropoutParams all{};
+  BiasGradientCall all{};
   all.dropout = read_dropout(a.dropout, in.q);
   BwdParams& p = all.p = make_params<BwdParams>(a, in);
   const DeltaParams delta = make_delta_params(o, a, in, nullptr);
@@ -236,15 +236,25 @@ Tensor run_bias_gradient(const Arguments& a, const Outputs& saved, int64_t split
   };
   const DeviceGuard guard(in.q.get_device_index());
   const Call call = make_call(in.q, a.ieee);
+  bool rounds = false;
+  if (!s.empty()) {
+    const int answer = flash_dist_rounds_bias_gradient(&call, &all);
+    check_status(answer);
+    rounds = answer == 1;
+  }
   const Tensor parts =
       allocate({splits, bias.size(0), bias.size(1), lines(all.sums_queries, s.seqlen_q),
                 lines(all.sums_keys, s.seqlen_k)},
-               aoti_torch_dtype_float32(), call.device);
+               rounds ? torch_dtype(in.q) : aoti_torch_dtype_float32(), call.device);
   if (s.empty()) {
     fill(parts, 0.0);
     return parts;
   }
-  all.parts = pointer<float>(parts);
+  if (rounds) {
+    all.rounded = pointer<void>(parts);
+  } else {
+    all.parts = pointer<float>(parts);
+  }
   Workspace workspace;
   check_status(flash_dist_bias_gradient(&call, &delta, &all, &Workspace::allocate, &workspace));
   return parts;
@@ -368,9 +378,9 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "budget, bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? "
       "alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, float dropout_p=0.0, Tensor? "
       "rng_state=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
-  // Returns partial sums [splits, batch, heads, queries, keys]. The caller sums them over splits,
-  // and over the axes along which the bias is broadcast. A broadcast query or key axis has one sum
-  // per tile.
+  // Returns partial sums [splits, batch, heads, queries, keys] in fp32, or the gradient itself in
+  // the dtype of the bias. The caller sums them over splits, and over the axes along which the bias
+  // is broadcast. A broadcast query or key axis has one sum per tile.
   m.def(
       "attention_bias_parts(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, int[] mask, float softmax_scale, bool ieee, Tensor? "

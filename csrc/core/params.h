@@ -270,6 +270,14 @@ struct BiasGradientDropoutParams : BiasGradientParams {
   DropoutParams dropout;
 };
 
+// Arguments of a launch of a bias gradient kernel.
+struct BiasGradientCall : BiasGradientDropoutParams {
+  // The sums in the dtype of q instead of parts, for kernels that round them
+  // (flash_dist_rounds_bias_gradient); null: fp32 sums in parts.
+  void* rounded;
+  int sm_count;  // multiprocessors of the device; filled in at the call
+};
+
 struct ReduceParams {
   struct Sum {
     const float* partial;  // [splits, batch * num_heads_kv, seqlen_k, padded]

@@ -57,13 +57,17 @@ KERNEL_API int flash_dist_bwd(const flash_dist::Call* call, const flash_dist::De
                               void* context);
 
 // Computes partial sums of the gradient of a bias; each element is written by one block. delta: as
-// for flash_dist_bwd. The caller sets in gradient: `parts`, batches, heads, splits, sums_queries,
-// sums_keys. In gradient.p the caller sets the same fields as in `grads` of flash_dist_bwd, without
-// dq, dk and dv.
+// for flash_dist_bwd. The caller sets in gradient: `parts` or `rounded`, batches, heads, splits,
+// sums_queries, sums_keys. In gradient.p the caller sets the same fields as in `grads` of
+// flash_dist_bwd, without dq, dk and dv.
 KERNEL_API int flash_dist_bias_gradient(const flash_dist::Call* call,
                                         const flash_dist::DeltaParams* delta,
-                                        const flash_dist::BiasGradientDropoutParams* gradient,
+                                        const flash_dist::BiasGradientCall* gradient,
                                         flash_dist::Allocate allocate, void* context);
+
+// Returns 1 if the caller may set BiasGradientCall::rounded, else 0.
+KERNEL_API int flash_dist_rounds_bias_gradient(
+    const flash_dist::Call* call, const flash_dist::BiasGradientDropoutParams* gradient);
 
 // Computes out and lse of queries that attend to a cache with at least one key. budget: bytes of
 // workspace; -1: the current FLASH_DIST_WORKSPACE_MB. This function fills in block_rows and all

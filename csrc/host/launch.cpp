@@ -563,10 +563,22 @@ class Backward {
   BwdParams all_;  // p_ before take_queries() restricts it to a chunk's queries
 };
 
+Role bias_gradient_role(const BiasGradientDropoutParams& all) {
+  return all.dropout.rng_state == nullptr ? Role::BWD_BIAS : Role::BWD_BIAS_DROPOUT;
+}
+
+// Tells if the kernel of a call can write the sums in 16 bits: the gradient itself.
+bool rounds_bias_gradient(const Call& call, BiasGradientDropoutParams all) {
+  if (all.splits != 1 || all.p.bias.is_fp32 || is_fp32(dtype_of(call))) return false;
+  all.p = with_scores(all.p);
+  const KernelKey key = key_of(call, bias_gradient_role(all), {all.p.head_dim, all.p.head_dim_v});
+  return require_kernel(call.device, key, &all).variant->specific;
+}
+
 // Launches the delta kernel, then the bias gradient kernel, which reads delta and lse in base 2.
 // The workspace holds only these statistics.
-void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientDropoutParams all,
-                       Allocate allocate, void* context) {
+void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientCall all, Allocate allocate,
+                       void* context) {
   check_sizes(all.p);
   const DeviceScope scope(call.device);
   BwdParams& p = all.p = with_scores(all.p);
@@ -587,9 +599,13 @@ void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientDropoutP
   all.query_tiles = static_cast<int>(ceil_div(p.seqlen_q, BIAS_TILE));
   all.key_tiles = static_cast<int>(ceil_div(p.seqlen_k, BIAS_TILE));
   all.visits = (all.batches == 1 ? p.batch : 1) * (all.heads == 1 ? num_heads_q : 1);
-  const Role role = all.dropout.rng_state == nullptr ? Role::BWD_BIAS : Role::BWD_BIAS_DROPOUT;
-  const KernelKey second = key_of(call, role, {p.head_dim, p.head_dim_v});
-  launch(call.device, require_kernel(call.device, second, &all), &all, stream_of(call));
+  all.sm_count = device_info(call.device).sm_count;
+  const KernelKey second = key_of(call, bias_gradient_role(all), {p.head_dim, p.head_dim_v});
+  const Loaded kernel = require_kernel(call.device, second, &all);
+  if (all.rounded != nullptr && !kernel.variant->specific) {
+    fail("a gradient of a bias in 16 bits needs a kernel that rounds it");
+  }
+  launch(call.device, kernel, &all, stream_of(call));
 }
 
 }  // namespace
@@ -655,9 +671,15 @@ int flash_dist_fwd_as_cache(const Call* call, const FwdParams* params, Allocate 
   });
 }
 
+int flash_dist_rounds_bias_gradient(const Call* call, const BiasGradientDropoutParams* gradient) {
+  return guarded([&] {
+    const DeviceScope scope(call->device);
+    return rounds_bias_gradient(*call, *gradient) ? 1 : 0;
+  });
+}
+
 int flash_dist_bias_gradient(const Call* call, const DeltaParams* delta,
-                             const BiasGradientDropoutParams* gradient, Allocate allocate,
-                             void* context) {
+                             const BiasGradientCall* gradient, Allocate allocate, void* context) {
   return guarded([&] {
     run_bias_gradient(*call, *delta, *gradient, allocate, context);
     return 0;

@@ -15,6 +15,7 @@
 #include "core/decode.h"
 #include "cuda_runtime_api.h"
 #include "roles.h"
+#include "sm90/bwd_bias/config.h"
 #include "sm90/bwd_halves/config.h"
 #include "sm90/fwd/config.h"
 #include "sm90/fwd_kvcache/config.h"
@@ -590,6 +591,8 @@ CallWith find_call(flash_dist::Role role, bool has_one, bool has_more, bool has_
       return call_with<DkdvHalvesSm90Params>;
     case Role::BWD_FUSED:
       return call_with<DkdvBiasSm90Params>;
+    case Role::BWD_BIAS:
+      return call_with<BiasGradientSm90Params>;
     case Role::BWD_DQ_GEMM:
       return call_with<DqSm90Params>;
     case Role::BWD_REDUCE:

@@ -284,20 +284,18 @@ struct EmulatedBackward : EmulatedNumbers {
   EmulatedBias bias;
 };
 
-// Returns the bytes of the workspace, or -1 for an error.
-extern "C" int64_t emulate_backward(const EmulatedBackward* call) {
-  using namespace flash_dist;
-  const EmulatedBackward& c = *call;
-  BwdParams p{};
+// Fills in what a backward and the gradient of a bias share.
+void begin_backward(flash_dist::BwdParams& p, flash_dist::DeltaParams& delta,
+                    const EmulatedBackward& c) {
   begin(p, c);
   p.q = declare(c, c.q, true, c.head_dim, false);
   p.k = declare(c, c.k, false, c.head_dim, false);
   p.v = declare(c, c.v, false, c.head_dim_v, false);
   p.dout = declare(c, c.dout, true, c.head_dim_v, false);
-  p.dq = declare(c, c.dq, true, c.head_dim, true);
-  p.dk = declare(c, c.dk, false, c.head_dim, true);
-  p.dv = declare(c, c.dv, false, c.head_dim_v, true);
-  MaskParams& mask = p.mask;
+  delta.out = declare(c, c.out, true, c.head_dim_v, false);
+  delta.dout = p.dout;
+  delta.lse = static_cast<const float*>(c.lse);
+  flash_dist::MaskParams& mask = p.mask;
   mask.key_ranges = static_cast<const int2*>(c.key_ranges);
   mask.key_slots = static_cast<const int*>(c.key_slots);
   for (int i = 0; i < 4; ++i) {
@@ -305,16 +303,45 @@ extern "C" int64_t emulate_backward(const EmulatedBackward* call) {
                                                     static_cast<const int4*>(c.lists[i][1]),
                                                     static_cast<const int2*>(c.lists[i][2])};
   }
+}
+
+// Returns the bytes of the workspace, or -1 for an error.
+extern "C" int64_t emulate_backward(const EmulatedBackward* call) {
+  using namespace flash_dist;
+  const EmulatedBackward& c = *call;
+  BwdParams p{};
   DeltaParams delta{};
-  delta.out = declare(c, c.out, true, c.head_dim_v, false);
-  delta.dout = p.dout;
-  delta.lse = static_cast<const float*>(c.lse);
-  delta.dq = p.dq;
-  delta.dk = p.dk;
-  delta.dv = p.dv;
-  const BwdOptions options{c.budget, 0, c.mask_kind == 0 ? nullptr : mask.key_slots};
+  begin_backward(p, delta, c);
+  delta.dq = p.dq = declare(c, c.dq, true, c.head_dim, true);
+  delta.dk = p.dk = declare(c, c.dk, false, c.head_dim, true);
+  delta.dv = p.dv = declare(c, c.dv, false, c.head_dim_v, true);
+  const BwdOptions options{c.budget, 0, c.mask_kind == 0 ? nullptr : p.mask.key_slots};
   const Call where{0, nullptr, static_cast<int>(Dtype::BF16)};
   Memory memory;
   const int status = flash_dist_bwd(&where, &delta, &p, &options, &Memory::allocate, &memory);
   return status == 0 ? static_cast<int64_t>(memory.bytes.size()) : -1;
+}
+
+// The gradient of a bias: dq, dk and dv are null. batches and heads: of the bias.
+struct EmulatedBiasGradient : EmulatedBackward {
+  void* sums;  // [splits, batches, heads, seqlen_q, seqlen_k], in bf16 if `rounds`, else in fp32
+  int64_t bytes, batches, heads, splits, rounds;
+};
+
+// Returns 0, or -1 for an error.
+extern "C" int64_t emulate_bias_gradient(const EmulatedBiasGradient* call) {
+  using namespace flash_dist;
+  const EmulatedBiasGradient& c = *call;
+  BiasGradientCall all{};
+  DeltaParams delta{};
+  begin_backward(all.p, delta, c);
+  emulator::declare(c.sums, c.bytes, true);
+  all.batches = static_cast<int>(c.batches);
+  all.heads = static_cast<int>(c.heads);
+  all.splits = static_cast<int>(c.splits);
+  const Call where{0, nullptr, static_cast<int>(Dtype::BF16)};
+  if (flash_dist_rounds_bias_gradient(&where, &all) != c.rounds) return -1;
+  (c.rounds ? all.rounded : reinterpret_cast<void*&>(all.parts)) = c.sums;
+  Memory memory;
+  return flash_dist_bias_gradient(&where, &delta, &all, &Memory::allocate, &memory);
 }

@@ -30,6 +30,8 @@ Tensor = torch.Tensor
 
 EMULATOR: Final = Path(__file__).parents[2] / "emulator"
 SIZES: Final[dict[str, set[int]]] = {  # head_dims per role, family or configuration
+    "BiasGradientAnySm90Config": {64, 128},
+    "BiasGradientSm90Config": {64, 128},
     "DeltaConfig": {64, 128, 384, 512},
     "DkdvConfig": {64, 128},
     "FusedBiasTileSm90Config": {64, 128},
@@ -132,8 +134,8 @@ def _library() -> ctypes.CDLL:
     command = [os.environ.get("CXX", "g++"), *flags, *include, *map(str, sources), "-o"]
     subprocess.run([*command, str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
-    for name in ("emulate_decode", "emulate_forward", "emulate_backward"):
-        loaded[name].restype = ctypes.c_int64
+    for name in ("decode", "forward", "backward", "bias_gradient"):
+        loaded[f"emulate_{name}"].restype = ctypes.c_int64
     loaded.emulated_error.restype = ctypes.c_char_p
     return loaded
 
@@ -242,13 +244,14 @@ class _Problem:
     bias: Tensor | None
     gpu: Gpu
 
-    def run(
+    def run(  # noqa: PLR0913, PLR0917 - the parts of an argument
         self,
         function: Callable[[object], int],
         argument: type[_Numbers],
         qkv: tuple[Tensor, Tensor, Tensor],
         others: Sequence[Tensor | None],
         arrays: Sequence[str],
+        more: Sequence[object] = (),
     ) -> None:
         """Call a function of the library.
 
@@ -258,6 +261,7 @@ class _Problem:
             qkv: q, k and v.
             others: The tensors that follow them in the argument.
             arrays: Names of the arrays of a mask, which come next.
+            more: What follows the bias.
 
         Raises:
             RuntimeError: An error of the emulator or the host code.
@@ -278,7 +282,7 @@ class _Problem:
         known = {} if mask is None else mask.arrays
         every = (*qkv, *others, *map(known.get, arrays))
         addresses = (None if x is None else x.data_ptr() for x in every)
-        call = argument(*numbers, *addresses, _Bias(*_describe(self.bias)))
+        call = argument(*numbers, *addresses, _Bias(*_describe(self.bias)), *more)
         if function(ctypes.byref(call)) < 0:
             raise RuntimeError(_library().emulated_error().decode())
 
@@ -391,3 +395,50 @@ def emulate_backward(  # noqa: PLR0913 - a call, and where it runs
     problem = _Problem(window, mask, documents, longest, bias, gpu)
     problem.run(_library().emulate_backward, _Backward, (q, k, v), others, arrays)
     return dq, dk, dv
+
+
+class _BiasGradient(_Backward):
+    """`EmulatedBiasGradient` of tests/emulator/decode.cpp."""
+
+    _fields_ = (
+        ("sums", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ["bytes", "batches", "heads", "splits", "rounds"]),
+    )
+
+
+def emulate_bias_gradient(  # noqa: PLR0913 - a call, and where it runs
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    bias: Tensor,
+    splits: int = 1,
+    window: tuple[int, int] = (UNBOUNDED, UNBOUNDED),
+    mask: MaskPlan | None = None,
+    documents: tuple[Tensor, Tensor] | None = None,
+    longest: tuple[int, int] = (0, 0),
+    gpu: Gpu = Gpu(capability=90, plan=227),
+) -> Tensor:
+    """Return partial sums of the gradient of a bias, [splits, *bias.shape].
+
+    Args:
+        q, k, v, out, lse, dout, window, mask, documents, longest, gpu: As of `emulate_backward`.
+        bias: [1 or batch, 1 or num_heads_q, seqlen_q, seqlen_k].
+        splits: Blocks that share the batch entries and heads of a tile.
+
+    Raises:
+        RuntimeError: An error of the emulator or the host code.
+    """
+    rounds = splits == 1 and bias.dtype == torch.bfloat16
+    dtype = torch.bfloat16 if rounds else torch.float32
+    sums = torch.full((splits, *bias.shape), torch.nan, dtype=dtype)
+    others = (out, lse, dout, None, None, None, *(documents or (None, None)))
+    arrays = ("key_bounds", "rows", "query_ranges", "key_ranges", "key_slots", *_LISTS, "bits")
+    problem = _Problem(window, mask, documents, longest, bias, gpu)
+    more = sums.data_ptr(), sums.nbytes, *bias.shape[:2], splits, rounds
+    function = _library().emulate_bias_gradient
+    problem.run(function, _BiasGradient, (q, k, v), others, arrays, more)
+    return sums
