@@ -5,7 +5,8 @@
 Forward and backward of ring_attention, on one GPU of flash_attn_func, and of torch's
 context_parallel with these kernels and with its own (FLASH, not deterministic). Causal, bfloat16,
 head_dim 128, batch 1; --documents N packs N unequal ones into a sequence. A time is from CUDA
-events, the slowest rank's, the median of as many runs as fit into --seconds, but one at least.
+events, the median of as many runs as fit into --seconds, but one at least. The forward's is the
+slowest rank's; the backward's is the rest of the largest time of both.
 Memory is the peak of torch's allocator on the fullest GPU. Groups of fewer GPUs than there are run
 at the same time, each on its own GPUs. Prints a line for each, and writes the file after each
 sequence. With --device cpu it tries the program itself.
@@ -212,7 +213,9 @@ def measure(
         watch.lap()
         del out, grads
         peak = float(torch.cuda.max_memory_allocated()) if group.device.type == "cuda" else 0.0
-        forward, backward, peak = group.find_largest(*watch.read(), peak)
+        forward, backward = watch.read()
+        forward, both, peak = group.find_largest(forward, forward + backward, peak)
+        backward = both - forward  # a rank that is done early waits in its backward
         times.append([forward, backward])
         if len(times) == 1:
             count += min(MOST_RUNS, int(1e3 * seconds / (forward + backward)))

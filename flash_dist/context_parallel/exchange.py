@@ -1,4 +1,4 @@
-"""Pass tensors from rank to rank around a ring, concurrently with other work."""
+"""Pass tensors around a ring, or straight to another rank, concurrently with other work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
+Messages = list[tuple[int, Tensor]]  # contiguous tensors, each with the rank at its other end
 
 
 @dataclass
 class Arriving:
-    """Tensors that are being received from the previous rank."""
+    """Tensors that are being received from other ranks."""
 
     received: Tensors
     sent: Tensors  # keeps the memory until the send is done
@@ -34,6 +35,20 @@ class Arriving:
             work.wait()
         self.sent = ()
         return self.received
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Integers of all ranks that are being copied to the host."""
+
+    numbers: Tensor
+    copied: torch.cuda.Event | None
+
+    def wait(self) -> Tensor:
+        """Return [size, ...] on the CPU; the host waits."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.numbers
 
 
 @dataclass(frozen=True)
@@ -80,9 +95,42 @@ class Ring:
         ]
         return Arriving(received, tensors, dist.batch_isend_irecv(operations))
 
+    def exchange(self, sent: Messages, received: Messages) -> Arriving:
+        """Send tensors to ranks; receive tensors from ranks.
+
+        All ranks call it equally often. A rank receives what another sends to it in the same call,
+        in the same order. The note of `pass_on` applies.
+        """
+        operations = []
+        for which, messages in ((dist.isend, sent), (dist.irecv, received)):
+            counts = [0] * self.size
+            for peer, x in messages:
+                tag, counts[peer] = counts[peer], counts[peer] + 1
+                if x.numel():
+                    where = self._global_rank(peer)
+                    operations.append(dist.P2POp(which, x, where, self.group, tag))
+        works = dist.batch_isend_irecv(operations) if operations else ()
+        return Arriving(tuple(x for _, x in received), tuple(x for _, x in sent), works)
+
+    def gather(self, numbers: Tensor) -> Gathered:
+        """Return integers of all ranks; until they are waited for, the host may do other work."""
+        everyone = numbers.new_empty((self.size, *numbers.shape))
+        dist.all_gather(list(everyone), numbers, self.group)
+        if everyone.device.type == "cpu":
+            return Gathered(everyone, None)
+        host = torch.empty_like(everyone, device="cpu", pin_memory=True)
+        host.copy_(everyone, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return Gathered(host, copied)
+
     def find_source(self, step: int) -> int:
         """Return the rank whose tensors this rank holds after `step` calls of `pass_on`."""
         return (self.rank - step) % self.size
+
+    def find_user(self, step: int) -> int:
+        """Return the rank that has this rank's tensors after `step` steps of passing on."""
+        return (self.rank + step) % self.size
 
     def require_same(self, *words: str) -> None:
         """Raise GroupError on every rank if any rank's words differ from those of rank 0."""

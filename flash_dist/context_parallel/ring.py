@@ -2,12 +2,12 @@
 
 Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers", arXiv:2310.01889, with chunks in
 zigzag order. Rank r uses the keys of r, r - 1, and so on, and merges the results in that order. The
-sums for a rank's dk and dv are passed around with its keys. So no bit depends on timing.
+sums for a rank's dk and dv are passed around with its keys. So no bit depends on timing. Packed
+documents, of which most keys are visible to few ranks, are exchanged by documents.py instead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ..attention.arguments import choose_scale, is_transformed, prepare_inputs, require_tensor
 from ..attention.autograd import cut_head_dim, pad_head_dims
-from ..attention.layouts import dtype_name
+from ..attention.layouts import HEAD_DIM_STEP, dtype_name
 from ..attention.results import choose_result
 from ..attention.support import require_kernels
 from ..errors import FlashDistError
@@ -27,9 +27,10 @@ from ..kernels.choices import IEEE, TF32X3, find_match_kvcache, is_ieee
 from ..kernels.problem import Problem
 from ..masks.band import Band
 from ..masks.inputs import require_bools
-from ..masks.intervals import IntervalMask
+from .documents import attend_documents
 from .exchange import Ring
 from .merge import add_attention
+from .parts import choose_parts, require_one_loss
 from .shards import require_chunks
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
     from ..attention.results import Result
     from ..kernels.choices import Precision
     from .exchange import Tensors
+    from .parts import Part
 
 Tensor = torch.Tensor
-ALL = slice(None)
 
 
 def ring_attention(  # noqa: PLR0913 - one attention problem
@@ -60,13 +61,16 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
 ) -> Result:
     """Attention of this rank's queries to the keys of all ranks of a process group.
 
-    Each rank passes its keys and values to the next one while it computes. With `causal`, tokens
-    must be distributed as `ring_shard` does, so that all ranks have equal work; without `causal`,
-    any distribution works. All ranks must call this function in the same order and with the same
-    shapes, forward and backward. A rank that raises, computes without gradients or does not use the
-    result in its loss makes the other ranks wait. The result equals attention on one GPU except for
-    the rounding of each rank's partial result to the dtype of q. It has the same bits on every run.
-    torch.compile leaves this function out of its graphs.
+    Each rank passes its keys and values to the next one while it computes. With `first_key`, ranks
+    send each other visible keys only. For that the host waits once per call, until all ranks have
+    called and the GPU has done its earlier work; a CUDA graph cannot capture this. With `causal`,
+    tokens must be distributed as `ring_shard` does, so that all ranks have equal work, apart from
+    the lengths of documents; without `causal`, any distribution works. All ranks must call this
+    function in the same order and with the same shapes, forward and backward. A rank that raises,
+    computes without gradients or does not use the result in its loss makes the other ranks wait.
+    The result equals attention on one GPU except for the rounding of each rank's partial result to
+    the dtype of q. It has the same bits on every run. torch.compile leaves this function out of its
+    graphs.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
@@ -128,11 +132,15 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     if q.device.type == "cuda":
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
     head_dim_v = v.shape[-1]
-    q, k, v = pad_head_dims(q, k, v)
+    if q.shape[-1] % HEAD_DIM_STEP or head_dim_v % HEAD_DIM_STEP:  # padding by nothing would copy
+        q, k, v = pad_head_dims(q, k, v)
     how: dict[str, Any] = {"batch_invariant": bool(batch_invariant), "ieee": ieee}
     problem = Problem(Band(), scale, budget=workspace_budget(), **how)
-    parts = choose_parts(ring, k.shape[1], causal=causal, first_key=first_key)
-    out, lse = _attend(q, k, v, (ring, problem, parts))
+    if first_key is None:
+        parts = choose_parts(ring, k.shape[1], causal=causal)
+        out, lse = _attend(q, k, v, (ring, problem, parts))
+    else:
+        out, lse = attend_documents(q, k, v, (ring, problem), first_key)
     return choose_result(cut_head_dim(out, head_dim_v), lse, return_lse=return_lse)
 
 
@@ -172,80 +180,6 @@ def _require_first_key(first_key: Tensor, q: Tensor, *, causal: bool) -> None:
             f"q and first_key must be on the same device, got {q.device} and {first_key.device}"
         )
         raise ValueError(message)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A rank's work with the keys of one rank: a range of its queries, and the visible keys."""
-
-    rows: slice
-    keys: slice
-    mask: Band | IntervalMask
-
-
-def choose_parts(ring: Ring, seqlen: int, *, causal: bool, first_key: Tensor | None) -> list[Part]:
-    """Return the work of each step of the ring.
-
-    Args:
-        ring: The ranks.
-        seqlen: Keys per rank.
-        causal: Whether a token sees only earlier tokens.
-        first_key: As in `ring_attention`.
-    """
-    sources = [ring.find_source(step) for step in range(ring.size)]
-    if first_key is None:
-        return [choose_part(ring.rank, source, seqlen, causal=causal) for source in sources]
-    return [
-        Part(ALL, ALL, find_intervals(ring.rank, source, ring.size, first_key))
-        for source in sources
-    ]
-
-
-def find_intervals(rank: int, source: int, world_size: int, first_key: Tensor) -> IntervalMask:
-    """Return the visible keys of another rank: from first_key up to the query's token.
-
-    A rank's keys have ascending positions, so that a range of positions is a range of its keys.
-
-    Args:
-        rank: The rank with the queries.
-        source: The rank with the keys.
-        world_size: The number of ranks.
-        first_key: As in `ring_attention`.
-    """
-    seqlen = first_key.shape[-1]
-    half = seqlen // 2
-
-    def begins(of: int) -> tuple[int, int]:
-        return of * half, (2 * world_size - 1 - of) * half
-
-    def count_before(position: Tensor) -> Tensor:
-        """Return how many keys of `source` are before a position of the whole sequence."""
-        counts = ((position - begin).clamp(0, half) for begin in begins(source))
-        return sum(counts, torch.zeros_like(position))
-
-    numbers = torch.arange(half, device=first_key.device)
-    positions = torch.cat([begin + numbers for begin in begins(rank)])
-    bounds = count_before(first_key.long()), count_before(positions + 1)
-    return IntervalMask.of(*bounds, seqlen_k=seqlen, causal=source == rank)
-
-
-def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
-    """Return which of rank's queries see which of source's keys.
-
-    Args:
-        rank: The rank with the queries.
-        source: The rank with the keys.
-        seqlen: Tokens per rank; if causal, two chunks in zigzag order.
-        causal: Whether a token sees only earlier tokens.
-    """
-    half = seqlen // 2
-    if not causal:
-        return Part(ALL, ALL, Band())
-    if source == rank:
-        return Part(ALL, ALL, Band(right=0))
-    if source < rank:  # chunk 0 of source is before both chunks of rank, chunk 1 after
-        return Part(ALL, slice(0, half), Band())
-    return Part(slice(half, None), ALL, Band())  # only chunk 1 of rank is after source
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
@@ -288,9 +222,7 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        if any(x is not None and _is_batched(x) for x in (dout, dlse)):
-            message = "ring_attention has gradients of one loss at a time, got is_grads_batched"
-            raise FlashDistError(message, hint="call `torch.autograd.grad` once for each loss")
+        require_one_loss(dout, dlse)
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
         ring, problem, parts = ctx.call
@@ -322,11 +254,6 @@ class _RingAttention(torch.autograd.Function):
             del one, others, passed, received
         dk, dv = coming.wait()  # gradients of this rank's keys, summed by all ranks
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
-
-
-def _is_batched(x: Tensor) -> bool:
-    """Return whether a gradient is batched over losses, by the vmap of `is_grads_batched`."""
-    return "Batched" in torch._C._dispatch_key_set(x)  # noqa: SLF001 - no public function
 
 
 def _add(sums: Iterable[Tensor], others: Iterable[Tensor], tokens: slice) -> None:

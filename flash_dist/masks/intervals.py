@@ -324,7 +324,7 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
         ends = torch.arange(1, seqlen_q + 1, device=hi.device) + (seqlen_k - seqlen_q)
         hi = torch.minimum(hi, ends)
     visible = lo < hi
-    lo, hi = (torch.where(visible, x, 0) for x in (lo, hi))
+    lo, hi = (x * visible for x in (lo, hi))
     ranges = query_ranges(lo, hi)
     arrays = {
         # An added row without keys provides minima and maxima if there are no queries.
@@ -335,7 +335,9 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
         "key_slots": _key_slots(seqlen_q, seqlen_k, lo.device, causal=causal),
     }
     sizes = _sizes((*lo.shape, seqlen_k))
-    aligned = [pad(arrays[name].flatten(), (0, -size % ALIGNMENT)) for name, size in sizes.items()]
+    flat = [arrays[name].flatten() for name in sizes]
+    gaps = [-size % ALIGNMENT for size in sizes.values()]
+    aligned = [pad(x, (0, gap)) if gap else x for x, gap in zip(flat, gaps, strict=True)]
     return torch.cat(aligned).to(torch.int32)
 
 
@@ -345,11 +347,12 @@ def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, caus
     Each tile that `causal` does not mask has a slot. To reserve slots for visible tiles only, the
     host would have to wait for the GPU.
     """
-    query_tiles = _tiles(seqlen_q)
-    numbers = torch.arange(_tiles(seqlen_k), device=device)
-    masked = torch.zeros_like(numbers)
-    if causal:  # query tiles before the first query that attends to the tile's first key
-        masked = (numbers * TILE - (seqlen_k - seqlen_q)).clamp(min=0) // TILE
+    query_tiles, key_tiles = _tiles(seqlen_q), _tiles(seqlen_k)
+    if not causal:
+        return torch.arange(key_tiles + 1, device=device) * query_tiles
+    numbers = torch.arange(key_tiles, device=device)
+    # Query tiles before the first query that attends to the tile's first key.
+    masked = (numbers * TILE - (seqlen_k - seqlen_q)).clamp(min=0) // TILE
     return pad((query_tiles - masked).cumsum(0), (1, 0))
 
 

@@ -13,12 +13,14 @@ from .layout import TILE
 Tensor = torch.Tensor
 
 BEYOND: Final = 1 << 31  # larger than any key
-PAIRS_AT_ONCE: Final = 1 << 18  # most pairs of tiles to compare at once, in at most 5 MiB
+PAIRS_AT_ONCE: Final = 1 << 20  # most pairs of tiles to compare at once, in at most 8 MiB
+MOST_PAIRS: Final = 1 << 24  # of more pairs, comparing all takes longer
 
 
 def to_tiles(x: Tensor) -> Tensor:
-    """Return [..., rows] as [..., tiles, TILE], padded with 0."""
-    padded = pad(x, (0, -x.shape[-1] % TILE))
+    """Return [..., rows] as [..., tiles, TILE], padded with 0; a view of complete tiles."""
+    missing = -x.shape[-1] % TILE
+    padded = pad(x, (0, missing)) if missing else x  # pad would copy
     tiles: Tensor = padded.unflatten(-1, (-1, TILE))
     return tiles
 
@@ -29,14 +31,18 @@ def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
     Rows without a visible key have no effect on min of lo and max of hi. If a tile has such a row,
     max of lo and min of hi are 0, so that the tile does not count as full.
     """
-    exists = to_tiles(torch.ones(lo.shape[-1], dtype=torch.bool, device=lo.device))
+    rows = lo.shape[-1]
     lo, hi = to_tiles(lo), to_tiles(hi)
     visible = lo < hi
-    some, every = visible.any(-1), (visible | ~exists).all(-1)
+    some, counted, ends = visible.any(-1), visible, hi
+    if rows % TILE:  # rows that do not exist do not count
+        exists = to_tiles(torch.ones(rows, dtype=torch.bool, device=lo.device))
+        counted, ends = visible | ~exists, torch.where(exists, hi, BEYOND)
+    every = counted.all(-1)
     ranges = (
-        torch.where(some, torch.where(visible, lo, BEYOND).amin(-1), 0),
-        torch.where(every, lo.amax(-1), 0),
-        torch.where(every, torch.where(exists, hi, BEYOND).amin(-1), 0),
+        torch.where(visible, lo, BEYOND).amin(-1) * some,
+        lo.amax(-1) * every,
+        ends.amin(-1) * every,
         hi.amax(-1),
     )
     return torch.stack(ranges, -1)
@@ -52,7 +58,7 @@ def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
     visible = lo < hi
     first = torch.where(visible, lo, BEYOND).flatten(1).amin(1)
     end = torch.where(visible, hi, 0).flatten(1).amax(1)
-    return torch.stack([torch.where(end > 0, first, 0), end], -1)
+    return torch.stack([first * (end > 0), end], -1)
 
 
 def bounds_of_keys(visible: Tensor) -> Tensor:
@@ -70,24 +76,29 @@ def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
     """
     begin, end = ranges[..., 0] // TILE, -(-ranges[..., 3] // TILE)
     key_tiles = -(-seqlen_k // TILE)
-    is_small = begin.numel() * key_tiles <= PAIRS_AT_ONCE
+    is_small = begin.numel() * key_tiles <= MOST_PAIRS
     find = _key_ranges_by_pair if is_small else _key_ranges_by_size
     first, last = find(begin, end, key_tiles)
-    return torch.stack([torch.where(first < last, first, 0), last], -1).to(torch.int32)
+    return torch.stack([first * (first < last), last], -1).to(torch.int32)
 
 
 def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
     """Return first and end query tile [..., key tiles], given the key tiles of each query tile.
 
-    Compares every pair of tiles, with few kernel launches but memory for all pairs.
+    Compares every pair of tiles, with few kernel launches but memory for many pairs.
     """
-    query_tiles = begin.shape[2]
+    query_tiles, planes = begin.shape[2], begin.shape[:2]
     n = torch.arange(key_tiles, dtype=torch.int32, device=begin.device)
-    m = torch.arange(query_tiles, dtype=torch.int32, device=begin.device).unsqueeze(-1)
-    visible = (begin.unsqueeze(-1) <= n) & (n < end.unsqueeze(-1))  # [..., query tiles, key tiles]
-    # Add an empty query tile, so that minima and maxima exist if there are no queries.
-    first = pad(torch.where(visible, m, query_tiles), (0, 0, 0, 1), value=query_tiles).amin(2)
-    last = pad(torch.where(visible, m + 1, 0), (0, 0, 0, 1)).amax(2)
+    first = n.new_full((*planes, key_tiles), query_tiles)
+    last = torch.zeros_like(first)
+    at_once = max(PAIRS_AT_ONCE // max(first.numel(), 1), 1)
+    for start in range(0, query_tiles, at_once):
+        end_m = min(start + at_once, query_tiles)
+        m = torch.arange(start, end_m, dtype=torch.int32, device=begin.device).unsqueeze(-1)
+        from_n, to_n = (x[..., start:end_m, None] for x in (begin, end))
+        visible = (from_n <= n) & (n < to_n)  # [..., some query tiles, key tiles]
+        first = torch.minimum(first, torch.where(visible, m, query_tiles).amin(2))
+        last = torch.maximum(last, ((m + 1) * visible).amax(2))
     return first, last
 
 

@@ -24,12 +24,8 @@ from flash_dist import (
     ring_unshard,
 )
 from flash_dist.context_parallel.exchange import Arriving, Ring
-from flash_dist.context_parallel.ring import (
-    _RingAttention,
-    choose_part,
-    choose_parts,
-    find_intervals,
-)
+from flash_dist.context_parallel.parts import choose_part, choose_parts
+from flash_dist.context_parallel.ring import _RingAttention
 from flash_dist.context_parallel.shards import positions
 from flash_dist.errors import FlashDistError
 from flash_dist.kernels import operators
@@ -111,11 +107,18 @@ def test_ring_attention_is_attention_in_one_process(
     run(partial(compare, case), world_size)
 
 
-def compare_documents(*, batched: bool) -> None:
+FIRST_KEYS = {  # with the last one two ranks exchange nothing, and a token sees no key
+    "one": torch.tensor([0] * 7 + [7] + [8] * 11 + [19] * 5),
+    "of each entry": torch.tensor([[0] * 7 + [7] + [8] * 11 + [19] * 5, [0] * 2 + [2] * 22]),
+    "apart": torch.tensor(
+        [0] * 4 + [4] * 2 + [6] * 2 + [8] * 4 + [12] * 4 + [16] * 2 + [18] * 5 + [24]
+    ),
+}
+
+
+def compare_documents(first: Tensor) -> None:
     """Compare documents over several ranks with a mask of one process, with gradients of lse."""
     q, k, v, dout, dlse = draw()
-    first = torch.tensor([[0] * 7 + [7] + [8] * 11 + [19] * 5, [0] * 2 + [2] * 22])
-    first = first if batched else first[0]
     mask = IntervalMask.of(first, torch.arange(1, SEQLEN + 1).expand_as(first), seqlen_k=SEQLEN)
     whole = [x.requires_grad_() for x in (q, k, v)]
     out, lse = flash_attn_func(whole[0], whole[1], whole[2], mask=mask, return_lse=True)
@@ -131,9 +134,9 @@ def compare_documents(*, batched: bool) -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("batched", [False, True])
-def test_documents_do_not_see_each_other(run: Run, world_size: int, *, batched: bool) -> None:
-    run(partial(compare_documents, batched=batched), world_size)
+@pytest.mark.parametrize("first_key", FIRST_KEYS.values(), ids=FIRST_KEYS)
+def test_documents_do_not_see_each_other(run: Run, world_size: int, first_key: Tensor) -> None:
+    run(partial(compare_documents, first_key), world_size)
 
 
 def attend_in_ieee() -> None:
@@ -280,7 +283,7 @@ class Counting(Ring):
 def test_tensors_of_two_ranks_are_held_at_most(*, causal: bool) -> None:
     q, k, v = (torch.ones(1, 4, 1, 16, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
     ring = Counting(None, 2, 6, (k, v))
-    parts = choose_parts(ring, 4, causal=causal, first_key=None)
+    parts = choose_parts(ring, 4, causal=causal)
     call = ring, Problem(Band(), 1.0, budget=workspace_budget()), parts
     out, _ = _RingAttention.apply(q, k, v, call)  # type: ignore[no-untyped-call]
     assert ring.most == {torch.bfloat16: 4}
@@ -338,6 +341,11 @@ def call_wrongly() -> None:
     q = torch.ones(1, 2, 1, 16, requires_grad=True)
     compiled(q).backward()
     assert q.grad is not None
+    first_key = torch.zeros(2, dtype=torch.int32)
+    compiled = torch.compile(
+        lambda x: ring_attention(x, x, x, causal=True, first_key=first_key), backend="eager"
+    )
+    assert torch.equal(compiled(q), ring_attention(q, q, q, causal=True))
 
 
 def test_wrong_arguments_are_refused_before_anything_is_sent(run: Run) -> None:
@@ -362,18 +370,3 @@ def test_the_parts_of_all_ranks_are_the_causal_mask(world_size: int) -> None:
             assert isinstance(part.mask, Band)
             seen[rows[:, None], keys] += visible(len(rows), len(keys), part.mask).long()
     assert torch.equal(seen, torch.ones_like(seen).tril())
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_the_intervals_of_all_ranks_are_those_of_the_sequence(world_size: int) -> None:
-    seqlen = 2 * world_size * 3
-    numbers = torch.arange(seqlen)
-    first = numbers // 4 * 4
-    seen = torch.zeros(seqlen, seqlen, dtype=torch.int64)
-    for rank in range(world_size):
-        for source in range(world_size):
-            rows, keys = (positions(seqlen, one, world_size) for one in (rank, source))
-            mask = find_intervals(rank, source, world_size, first[rows])
-            seen[rows[:, None], keys] += mask.visible()[0, 0].long()
-    want = (first[:, None] <= numbers) & (numbers <= numbers[:, None])
-    assert torch.equal(seen, want.long())
