@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..errors import FlashDistError
 from ..kernels import operators
 from .merge import add_attention
 from .parts import require_one_loss
@@ -43,7 +44,15 @@ def attend_documents(
 
 
 def plan_call(ring: Ring, problem: Problem, first_key: Tensor) -> Call:
-    """Return a call with its plan and the mask of the first step; the host waits for all ranks."""
+    """Return a call with its plan and the mask of the first step; the host waits for all ranks.
+
+    Raises:
+        FlashDistError: A CUDA graph is being captured.
+    """
+    if first_key.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        message = "ring_attention with first_key cannot be captured by a CUDA graph"
+        hint = "leave it out of the graph: the host waits for the first keys of all ranks"
+        raise FlashDistError(message, hint=hint)
     planner = Planner.of(ring, first_key)
     everything = slice(0, first_key.shape[-1])
     own = find_intervals(ring.rank, ring.rank, ring.size, first_key, everything, everything)

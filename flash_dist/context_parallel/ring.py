@@ -102,7 +102,8 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
             backend does not take q's device. With `FLASH_DIST_CHECK=1`, which makes ranks wait,
             also: ranks call with different shapes or options, or only some ranks need gradients.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
-            set to install. Or `flash_dist.match_kvcache` is on.
+            set to install. Or `flash_dist.match_kvcache` is on, or a CUDA graph captures
+            first_key.
     """
     if is_transformed():
         message = "ring_attention does not support transforms of torch.func (grad, vjp, vmap)"

@@ -17,6 +17,7 @@ from flash_dist.context_parallel.exchange import Arriving, Gathered, Messages, R
 from flash_dist.context_parallel.parts import choose_parts
 from flash_dist.context_parallel.ring import _RingAttention
 from flash_dist.context_parallel.shards import positions
+from flash_dist.errors import FlashDistError
 from flash_dist.kernels.budget import workspace_budget
 from flash_dist.kernels.problem import Problem as Call
 from flash_dist.masks import Band
@@ -154,3 +155,11 @@ def test_a_ring_of_threads_is_float64_attention(mask: str, size: int, dtype: tor
         assert error < LIMITS[dtype], (name, error)
     for run in range(2):
         assert_same_bits(first, attend(problem, size, first_key), f"run {run + 1}")
+
+
+def test_a_cuda_graph_cannot_capture_documents() -> None:
+    first_key = torch.zeros(2 * CHUNK, dtype=torch.int64, device="cuda")
+    call = Call(Band(), 1.0, budget=workspace_budget())
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(FlashDistError, match="cannot be captured"), torch.cuda.graph(graph):
+        plan_call(Ring(None, 0, 1), call, first_key)
