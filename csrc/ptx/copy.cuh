@@ -81,6 +81,12 @@ __device__ __forceinline__ float2 load_shared_8(uint32_t smem) {
   return r;
 }
 
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t smem) {
+  uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(smem) : "memory");
+  return x;
+}
+
 __device__ __forceinline__ void store_shared_16(uint32_t smem, uint4 r) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r.x), "r"(r.y), "r"(r.z),
                "r"(r.w)

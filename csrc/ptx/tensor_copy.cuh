@@ -35,6 +35,28 @@ __device__ __forceinline__ void load_box(uint32_t smem, const CUtensorMap& map, 
       : "memory");
 }
 
+// What L2 does with the bytes of a copy, as createpolicy.fractional encodes it.
+enum class Caching : uint64_t { NORMAL = 0x1000000000000000, EVICT_FIRST = 0x12f0000000000000 };
+
+// Like load_box(), with a choice for L2.
+__device__ __forceinline__ void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at,
+                                         uint32_t barrier, Caching caching) {
+  delay();
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(smem),
+      "l"(&map), "r"(at.column), "r"(at.row), "r"(at.member), "r"(at.head_kv), "r"(at.batch),
+      "r"(barrier), "l"(static_cast<uint64_t>(caching))
+      : "memory");
+}
+
+// Fetches a box into L2.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, const BoxPlace& at) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map),
+               "r"(at.column), "r"(at.row), "r"(at.member), "r"(at.head_kv), "r"(at.batch)
+               : "memory");
+}
+
 // Stores a box from shared memory, as part of this thread's next group of stores.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, const BoxPlace& at,
                                           uint32_t smem) {

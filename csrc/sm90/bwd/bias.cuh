@@ -1,17 +1,20 @@
 // How the fused backward kernel for Hopper reads a bias (core/bias.cuh): there are two ways.
 //
-// BiasTile: the loading thread copies boxes of 64 queries and 64 keys by TMA, one per warpgroup,
-// to a stage of dS^T. A warp reads the biases of its 16 keys transposed. Later its warpgroup stores
-// dS^T in the same memory.
+// BiasTile: the loading thread copies boxes by TMA to a stage of dS^T: for each warpgroup 64
+// queries and 64 keys of 16 bits, or twice 32 keys of fp32. A warp reads the biases of its 16 keys
+// transposed. Later its warpgroup stores dS^T in the same memory. With fp32 there are half as many
+// stages, each of twice the size.
 //
 // BiasElements: while S^T is computed, a warp reads the biases of its 16 keys and of a stage's 64
 // queries from global memory. A 16-bit pair in memory holds two neighbouring keys; movmatrix turns
 // it into a pair of neighbouring queries. BiasElements serves biases that no tensor map describes.
+// On an H200, these calls took longer with bytes fetched into L2 ahead of time, by row or by line.
 #pragma once
 
 #include "bwd_bias_plans.h"
 #include "ptx/copy.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/tensor_copy.cuh"
 #include "sm90/bias.cuh"
 #include "sm90/bwd/launch.h"
 
@@ -23,6 +26,11 @@ struct FusedBiasTileSm90Config
                         HEAD_DIM_V, PLAN, false, false, BiasLoads::BOXES> {};
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FusedFp32BiasTileSm90Config
+    : FusedSm90ConfigOf<FusedFp32BiasTileSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
+                        HEAD_DIM_V, PLAN, false, false, BiasLoads::FP32_BOXES> {};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FusedBiasSm90Config
     : FusedSm90ConfigOf<FusedBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
                         HEAD_DIM_V, PLAN, false, false, BiasLoads::ELEMENTS> {};
@@ -32,13 +40,28 @@ const char* refuse_fused_bias_sm90(const void* params) {
   const BwdParams& p = *static_cast<const BwdParams*>(params);
   const char* problem = find_problem_beside_bias<Config>(p, p.dout);
   if (problem != nullptr) return problem;
-  if constexpr (Config::BIAS == BiasLoads::BOXES) {
-    return p.bias.is_fp32 ? "it reads a bias of 16 bits alone" : find_bias_map_problem(p);
+  if constexpr (Config::BIAS_IN_BOXES) {
+    if (static_cast<bool>(p.bias.is_fp32) != Config::BIAS_IS_FP32) {
+      return Config::BIAS_IS_FP32 ? "it reads a bias of float32 alone"
+                                  : "it reads a bias of 16 bits alone";
+    }
+    return find_bias_map_problem(p);
   }
   if (!Config::BIAS_TAKES_ALL && (p.bias.is_fp32 || !p.bias.in_pairs)) {
     return "it reads a bias of 16 bits in pairs alone";
   }
   return nullptr;
+}
+
+// Returns what L2 should do with a bias. If no two heads or batch entries share its numbers, they
+// are read once, and should not replace queries or sums of dQ.
+template <class Params>
+__device__ __forceinline__ Caching caching_of_bias(const Params& params) {
+  const BwdParams& p = params.p;
+  const bool shared = params.bias_rows == 1 ||
+                      (params.bias_axes.head_kv == 0 && p.num_heads_kv * p.group > 1) ||
+                      (params.bias_axes.batch == 0 && p.batch > 1);
+  return shared ? Caching::NORMAL : Caching::EVICT_FIRST;
 }
 
 // Computes 2^SHIFT P^T from S^T. numbers(i) returns the biases of pair i of queries; it is called
@@ -84,6 +107,32 @@ struct BwdSm90BiasTile {
     exponentiate_with_bias<Config, SHIFT>(pt, params.p, lse, [&](int i) {
       if (i % 4 == 0) ldmatrix_x4_trans(four, own + i / 4 * step);
       return bias_of_pair<typename Config::T>(four[i % 4]);
+    });
+  }
+};
+
+// BwdSm90BiasTile for fp32. tile: the first of two panels of 32 keys.
+template <class Config>
+struct BwdSm90Fp32BiasTile {
+  using Tile = typename Config::BiasTile;
+
+  const typename Config::Params& params;
+  uint32_t tile;
+
+  // Computes 2^SHIFT P^T from S^T. Reads 8 keys of 4 queries at a time.
+  template <int SHIFT, class Scores, class Lse>
+  __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse) const {
+    const int lane = fresh_thread() % 32, warp = warp_of_consumer();
+    const bool same = params.bias_rows == 1;  // all queries have the bias of the first row
+    const int row = same ? 0 : lane % 4 * 2;
+    const uint32_t even = tile + warp / 2 * Config::DS_BYTES +
+                          Tile::offset(row, warp % 2 * 4 + lane / 16) + lane / 4 % 4 * 4;
+    const uint32_t odd = same ? even : (even ^ 16) + Tile::ROW_BYTES;
+    const uint32_t step = same ? 0 : 8 * Tile::ROW_BYTES;
+    exponentiate_with_bias<Config, SHIFT>(pt, params.p, lse, [&](int i) -> float2 {
+      const uint32_t to = i / 2 * step, keys = i % 2 * 32;
+      return {bias_of_fp32(load_shared_4((even ^ keys) + to)),
+              bias_of_fp32(load_shared_4((odd ^ keys) + to))};
     });
   }
 };

@@ -40,9 +40,9 @@ struct DqSm90Params {
   BwdParams p;
 };
 
-// How a kernel reads a bias: by TMA into the stages of dS^T (BOXES), or from global memory
-// (ELEMENTS).
-enum class BiasLoads { NONE, BOXES, ELEMENTS };
+// How a kernel reads a bias: by TMA into the stages of dS^T (BOXES for 16 bits, FP32_BOXES), or
+// from global memory (ELEMENTS).
+enum class BiasLoads { NONE, BOXES, FP32_BOXES, ELEMENTS };
 
 // The configuration of a plan from kernels.toml. PLAN: the plan's entry in smem_plans.
 // HAS_SCORE_MOD: the kernel serves calls with a soft cap or ALiBi.
@@ -51,7 +51,7 @@ template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int 
 struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
-  static constexpr BiasLoads BIAS = BiasLoads::NONE;
+  static constexpr bool BIAS_IN_BOXES = false;
   using Params = std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups with 64 keys each
   static constexpr int BLOCK_M = MASK_TILE;              // queries per stage
@@ -132,11 +132,13 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool DROPS = DROPS_;
   static constexpr BiasLoads BIAS = BIAS_;
   static constexpr bool HAS_BIAS = BIAS != BiasLoads::NONE;
+  static constexpr bool BIAS_IS_FP32 = BIAS == BiasLoads::FP32_BOXES;
+  static constexpr bool BIAS_IN_BOXES = BIAS == BiasLoads::BOXES || BIAS_IS_FP32;
   // With ELEMENTS: true if the bias may be fp32 and may have any strides.
   static constexpr bool BIAS_TAKES_ALL = HEAD_DIM <= 64;
   using Params = std::conditional_t<
       DROPS, DkdvDropoutSm90Params,
-      std::conditional_t<BIAS == BiasLoads::BOXES, DkdvBiasSm90Params,
+      std::conditional_t<BIAS_IN_BOXES, DkdvBiasSm90Params,
                          std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>>>;
   static constexpr bool SHARES_QUERIES = true;
   static constexpr int CONSUMERS = 2;  // warpgroups; a list's entry has a mask code for each
@@ -176,9 +178,12 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using KTile = Panels<BLOCK_N>;
   using QTile = Panels<BLOCK_M>;
   using DsTile = Panels<BLOCK_N>;  // dS^T of a stage; a row is a key
-  // A warpgroup's bias, in the memory where the warpgroup later stores dS^T; a row is a query.
+  // A warpgroup's bias, in the memory where the warpgroup later stores dS^T; a row is a query. In
+  // fp32 it has a second panel, behind the dS^T of both warpgroups.
   using BiasTile = Panels<BLOCK_M>;
-  static_assert(CONSUMERS * BiasTile::BYTES == DsTile::count(BLOCK_M) * DsTile::BYTES);
+  static constexpr int BIAS_PANELS = BIAS_IS_FP32 ? 2 : 1;
+  static constexpr int DS_BYTES = DsTile::count(BLOCK_M) * DsTile::BYTES;
+  static_assert(CONSUMERS * BiasTile::BYTES == DS_BYTES);
   using DqTile = Panels<BLOCK_M>;  // rounded dQ in a stage
   static constexpr int PANELS = KTile::count(HEAD_DIM);
   static constexpr int V_PANELS = KTile::count(HEAD_DIM_V);
@@ -193,7 +198,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // stages dK at the end
     alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // stages dV at the end
     Stage stage[Plan::STAGES];
-    alignas(1024) uint8_t ds[DS_STAGES][DsTile::count(BLOCK_M) * DsTile::BYTES];
+    alignas(1024) uint8_t ds[DS_STAGES][BIAS_PANELS * DS_BYTES];
     alignas(1024) uint8_t dq[DQ_STAGES][DQ_BYTES];
     alignas(16) float lse_log2[Plan::STAGES][BLOCK_M];
     alignas(16) float delta[Plan::STAGES][BLOCK_M];
@@ -212,7 +217,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     uint64_t bias_full[DS_STAGES];
     __device__ SmemWithBias() = delete;
   };
-  using Smem = std::conditional_t<BIAS == BiasLoads::BOXES, SmemWithBias, SmemOfAll>;
+  using Smem = std::conditional_t<BIAS_IN_BOXES, SmemWithBias, SmemOfAll>;
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };

@@ -36,7 +36,7 @@ cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_
   if constexpr (Config::HAS_SCORE_MOD) all.score_mod = make_score_mod(p);
   const cudaError_t status = make_dkdv_maps<Config>(all);
   if (status != cudaSuccess) return status;
-  if constexpr (Config::BIAS == BiasLoads::BOXES) {
+  if constexpr (Config::BIAS_IN_BOXES) {
     const cudaError_t of_bias = make_bias_map<Config>(all);
     if (of_bias != cudaSuccess) return of_bias;
   }

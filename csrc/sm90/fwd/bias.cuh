@@ -2,9 +2,13 @@
 // and -inf where the bias masks (core/bias.cuh).
 //
 // A stage has two panels of 128 bytes for each query (core/panels.cuh): 128 keys of 16 bits, or 64
-// of fp32. So a step takes one stage or two. The loading thread fills a ring of stages by boxes of
-// 16-bit columns. If all queries share one row of the bias, a box has only that row. A warp loads
-// the first stage into registers before it waits for the scores.
+// of fp32. So a step of 128 keys takes one stage or two. A loading thread fills a ring of stages by
+// boxes of 16-bit columns. If all queries share one row of the bias, a box has only that row.
+// A warp loads the stages of a step into registers before it waits for the scores.
+//
+// In fp32, 128 x 128 biases take 64 KB. HBM delivers them in 1.9 us per multiprocessor, no faster
+// than the kernel without a bias computes the tile. At head_dim 128 a step has 64 keys, so that the
+// biases of four steps fit beside K and V.
 #pragma once
 
 #include "fwd_bias_plans.h"
@@ -18,22 +22,22 @@ namespace flash_dist {
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FwdBiasSm90Config : FwdSm90ConfigOf<FwdBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
-                                           HEAD_DIM, HEAD_DIM_V, PLAN, FwdBiasSm90Params> {
-  // True if the kernel supports a bias in fp32. With two stages it would be slower than the general
-  // family.
-  static constexpr bool TAKES_FP32 = FwdBiasSm90Config::BIAS_STAGES > 2;
-};
+                                           HEAD_DIM, HEAD_DIM_V, PLAN, FwdBiasSm90Params> {};
 
-// The tile type of a kernel with a bias in fp32 or in 16 bits.
-template <class Config, bool IS_FP32>
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FwdFp32BiasSm90Config
+    : FwdSm90ConfigOf<FwdFp32BiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
+                      HEAD_DIM_V, PLAN, FwdFp32BiasSm90Params> {};
+
+// The tile type of a kernel with a bias.
+template <class Config>
 struct FwdBiasSm90Tiles : FwdSm90Tiles<Config, Config::BLOCK_N, KeySource::BOTH> {
-  static constexpr bool BIAS_IS_FP32 = IS_FP32;
-  static constexpr int BIAS_PANEL = IS_FP32 ? 32 : 64;            // keys per panel
+  static constexpr int BIAS_PANEL = Config::BIAS_IS_FP32 ? 32 : 64;  // keys per panel
   static constexpr int BIAS_KEYS = 2 * BIAS_PANEL;                // keys per stage
   static constexpr int BIAS_PARTS = Config::BLOCK_N / BIAS_KEYS;  // stages per step
   using Biases = Ring<Config::BIAS_STAGES>;
-  using BiasFragment = uint32_t[32];  // biases of one stage: 16-bit pairs, or fp32
-  static_assert(Config::ONE_MAINLOOP && Config::BLOCK_N == 2 * MASK_TILE && Config::TAIL_N == 0);
+  using BiasFragment = uint32_t[BIAS_PARTS][32];  // biases per stage: 16-bit pairs, or fp32
+  static_assert(Config::ONE_MAINLOOP && Config::BLOCK_N % BIAS_KEYS == 0 && Config::TAIL_N == 0);
 };
 
 // Returns the first key of a panel of step i; 0 if the list has no such tile.
@@ -50,7 +54,7 @@ __device__ __forceinline__ typename Tiles::Biases bias_stage(const typename Tile
   return {keys.passed * Tiles::BIAS_PARTS + part};
 }
 
-// Starts the copies of the bias of step j. Called by the loading thread.
+// Starts the copies of the bias of step j.
 template <class Tiles>
 __device__ __forceinline__ void load_bias(const typename Tiles::Params& params,
                                           typename Tiles::Smem& smem,
@@ -79,7 +83,9 @@ __device__ __forceinline__ void load_bias(const typename Tiles::Params& params,
 template <class Tiles>
 struct FwdSm90Bias {
   using Fragment = typename Tiles::BiasFragment;
+  using Part = uint32_t[32];
   using T = typename Tiles::T;
+  static constexpr int PARTS = Tiles::BIAS_PARTS;
   static constexpr bool IS_FP32 = Tiles::BIAS_IS_FP32;
   static constexpr int TILES = Tiles::BIAS_PANEL / 8;  // tiles of 8 keys per panel
 
@@ -87,23 +93,23 @@ struct FwdSm90Bias {
   typename Tiles::Smem& smem;
   const typename Tiles::Keys& keys;
 
-  // Loads part PART of a step's bias into registers.
-  template <int PART>
+  // Loads the bias of a step into registers.
   __device__ __forceinline__ void fetch(Fragment& x, int row) const {
-    const auto stage = bias_stage<Tiles>(keys, PART);
-    smem.bias_barriers.wait_for_data(stage);
-    read_stage(x, shared_address(smem.bias[stage.stage()]), params.bias_rows == 1 ? 0 : row);
-    smem.bias_barriers.release(stage.stage());
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      const auto stage = bias_stage<Tiles>(keys, part);
+      smem.bias_barriers.wait_for_data(stage);
+      read_stage(x[part], shared_address(smem.bias[stage.stage()]),
+                 params.bias_rows == 1 ? 0 : row);
+      smem.bias_barriers.release(stage.stage());
+    }
   }
 
-  // Computes s * scale + bias. x: the first part of the bias, already fetched.
+  // Computes s * scale + bias. x: the bias, already fetched.
   template <int NT>
-  __device__ __forceinline__ void add(Accumulator<1, NT>& s, Fragment& x, int row) const {
-    add_part<0>(s, x);
-    if constexpr (Tiles::BIAS_PARTS == 2) {
-      fetch<1>(x, row);
-      add_part<1>(s, x);
-    }
+  __device__ __forceinline__ void add(Accumulator<1, NT>& s, const Fragment& x) const {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) add_part(s, x[part], part * 2 * TILES);
   }
 
  private:
@@ -113,26 +119,44 @@ struct FwdSm90Bias {
     return IS_FP32 ? (2 * n + h) * 2 + e : 2 * n + h;
   }
 
-  __device__ __forceinline__ void read_stage(Fragment& x, uint32_t tile, int row) const {
+  // Reads 8 keys of 8 queries at a time. Rows 2 * i and 2 * i + 1 have the same keys in the same
+  // banks, so lanes of odd rows read another tile at the same time: tile n ^ 2, and swap later.
+  __device__ __forceinline__ void read_fp32(Part& x, uint32_t tile, int row) const {
     using Tile = typename Tiles::QTile;
     const int lane = fresh_thread() % 32;
     const bool same = params.bias_rows == 1;  // all queries have the bias of the first row
-    if constexpr (IS_FP32) {
-      const int down = same ? 0 : lane / 4;
-      const uint32_t own =
-          tile + (row + down) * Tile::ROW_BYTES + lane % 2 * 8 + ((lane % 4 / 2 ^ down) << 4);
-      const uint32_t next = same ? 0 : 8 * Tile::ROW_BYTES;
+    const int down = same ? 0 : lane / 4;
+    const bool odd = down % 2 != 0;
+    const uint32_t own = tile + (row + down) * Tile::ROW_BYTES + lane % 2 * 8 +
+                         ((lane % 4 / 2 ^ down ^ (odd ? 4 : 0)) << 4);
+    const uint32_t next = same ? 0 : 8 * Tile::ROW_BYTES;
 #pragma unroll
-      for (int n = 0; n < 2 * TILES; ++n) {
-        const uint32_t from = (own ^ n % TILES * 32) + n / TILES * Tile::BYTES;
+    for (int n = 0; n < 2 * TILES; ++n) {
+      const uint32_t from = (own ^ n % TILES * 32) + n / TILES * Tile::BYTES;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float2 pair = load_shared_8(from + h * next);
-          x[at(n, h, 0)] = __float_as_uint(pair.x);
-          x[at(n, h, 1)] = __float_as_uint(pair.y);
-        }
+      for (int h = 0; h < 2; ++h) {
+        const float2 pair = load_shared_8(from + h * next);
+        x[at(n, h, 0)] = __float_as_uint(pair.x);
+        x[at(n, h, 1)] = __float_as_uint(pair.y);
       }
+    }
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      constexpr int APART = at(2, 0, 0);  // registers between tiles n and n + 2
+      if (i & APART) continue;
+      const uint32_t low = x[i], high = x[i + APART];
+      x[i] = odd ? high : low;
+      x[i + APART] = odd ? low : high;
+    }
+  }
+
+  __device__ __forceinline__ void read_stage(Part& x, uint32_t tile, int row) const {
+    using Tile = typename Tiles::QTile;
+    if constexpr (IS_FP32) {
+      read_fp32(x, tile, row);
     } else {
+      const int lane = fresh_thread() % 32;
+      const bool same = params.bias_rows == 1;  // all queries have the bias of the first row
       const int down = same ? 0 : lane % 16;
       const uint32_t own = tile + (row + down) * Tile::ROW_BYTES + ((lane / 16 ^ down % 8) << 4);
 #pragma unroll
@@ -145,20 +169,20 @@ struct FwdSm90Bias {
     }
   }
 
-  template <int PART, int NT>
-  __device__ __forceinline__ void add_part(Accumulator<1, NT>& s, const Fragment& x) const {
+  // Adds a part, which begins at tile `first` of 8 keys.
+  template <int NT>
+  __device__ __forceinline__ void add_part(Accumulator<1, NT>& s, const Part& x, int first) const {
     const float scale = params.p.softmax_scale;
 #pragma unroll
     for (int n = 0; n < 2 * TILES; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float& first = s.x[0][PART * 2 * TILES + n][2 * h];
-        float& second = s.x[0][PART * 2 * TILES + n][2 * h + 1];
+        float (&own)[4] = s.x[0][first + n];
         const float2 bias =
             IS_FP32 ? float2{bias_of_fp32(x[at(n, h, 0)]), bias_of_fp32(x[at(n, h, IS_FP32)])}
                     : bias_of_pair<T>(x[at(n, h)]);
-        first = fmaf(first, scale, bias.x);
-        second = fmaf(second, scale, bias.y);
+        own[2 * h] = fmaf(own[2 * h], scale, bias.x);
+        own[2 * h + 1] = fmaf(own[2 * h + 1], scale, bias.y);
       }
   }
 };

@@ -39,6 +39,9 @@ struct FwdBiasSm90Params : FwdSm90Params {
   int bias_rows;  // rows of a box: BLOCK_M, or 1 if all queries share one row
 };
 
+// NOTE: a derived struct, so that the configuration follows from the type of the parameters.
+struct FwdFp32BiasSm90Params : FwdBiasSm90Params {};
+
 struct FwdMaxLogitSm90Params : FwdSm90Params {
   float* max_logit;  // see MaxLogitParams
 };
@@ -58,7 +61,11 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Params = Params_;
   static constexpr bool HAS_SCORE_MOD = std::is_same_v<Params, FwdScoredSm90Params>;
   static constexpr bool DROPS = std::is_same_v<Params, FwdDropoutSm90Params>;
-  static constexpr bool HAS_BIAS = std::is_same_v<Params, FwdBiasSm90Params>;
+  static constexpr bool HAS_BIAS = std::is_base_of_v<FwdBiasSm90Params, Params>;
+  static constexpr bool BIAS_IS_FP32 = std::is_same_v<Params, FwdFp32BiasSm90Params>;
+  // Threads that load the bias alone. With fp32 the thread that loads K and V would be too late: it
+  // would wait for stages of the bias in between.
+  static constexpr int BIAS_LOADERS = BIAS_IS_FP32 ? 1 : 0;
   static constexpr bool FINDS_MAX_LOGIT = std::is_same_v<Params, FwdMaxLogitSm90Params>;
   static constexpr int BIAS_STAGES = bias_stages<Plan, HAS_BIAS>();
   static constexpr int CONSUMERS =

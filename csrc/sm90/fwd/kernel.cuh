@@ -2,7 +2,8 @@
 //
 // Grid      MIN_BLOCKS blocks per multiprocessor, each of which takes one query tile after the
 //           other; or one block per tile, if tiles differ in length and there is no tile counter.
-// Block     One loading thread in its own warpgroup, and CONSUMERS warpgroups of 64 queries each.
+// Block     One loading thread in its own warpgroup, and CONSUMERS warpgroups of 64 queries each. A
+//           second loading thread copies a bias of fp32.
 // Shared    Q tile, STAGES tiles of K and of V, the output tile, work tiles (work.cuh).
 // Pipeline  TMA fills a tile and arrives at its full barrier. A consumer warp that has read the
 //           tile arrives at its empty barrier. S = Q @ K(j - 1).T is issued before P @ V(j): the
@@ -31,18 +32,14 @@ __device__ __forceinline__ void fwd_sm90_block(const typename Config::Params& pa
   if constexpr (Config::HAS_BIAS) {
     if (threadIdx.x == 0) smem.bias_barriers.make(Config::CONSUMERS * WARPS_OF_GROUP);
   }
-  make_fwd_barriers<Config>(params, smem);
+  make_fwd_barriers<Config, Config::BIAS_LOADERS>(params, smem);
 
-  // Calls f with the tile type for the call's mask or, with a bias, for the bias's dtype.
+  // Calls f with the tile type for the call's mask.
   const auto with_tiles = [&](auto f) {
     [[maybe_unused]] constexpr KeySource FIRST =
         Config::LIST_N == Config::BLOCK_N ? KeySource::BOTH : KeySource::RANGES;
     if constexpr (Config::HAS_BIAS) {
-      if (Config::TAKES_FP32 && params.p.bias.is_fp32) {
-        if constexpr (Config::TAKES_FP32) f(FwdBiasSm90Tiles<Config, true>{});
-      } else {
-        f(FwdBiasSm90Tiles<Config, false>{});
-      }
+      f(FwdBiasSm90Tiles<Config>{});
     } else if constexpr (Config::ONE_MAINLOOP) {
       f(FwdSm90Tiles<Config, Config::BLOCK_N, FIRST>{});
     } else if (params.p.mask.kind != MaskKind::TILES) {
@@ -53,6 +50,11 @@ __device__ __forceinline__ void fwd_sm90_block(const typename Config::Params& pa
   };
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();
+    if constexpr (Config::BIAS_LOADERS > 0) {
+      if (threadIdx.x == 32) {
+        with_tiles([&](auto tiles) { FwdSm90BiasLoader<decltype(tiles)>{params, smem}.run(); });
+      }
+    }
     if (threadIdx.x != 0) return;
     with_tiles([&](auto tiles) { FwdSm90Loader<decltype(tiles)>{params, smem}.run(); });
   } else {

@@ -26,7 +26,9 @@ const char* find_bias_problem(const FwdParams& p) {
   const char* problem = find_problem_beside_bias<Config>(p, p.out);
   if (problem != nullptr) return problem;
   if (2 * p.head_dim <= Config::HEAD_DIM) return "the general family has fewer columns";
-  if (p.bias.is_fp32 && !Config::TAKES_FP32) return "it has few stages for a bias of float32";
+  if (static_cast<bool>(p.bias.is_fp32) != Config::BIAS_IS_FP32) {
+    return Config::BIAS_IS_FP32 ? "it is for a bias of float32" : "it is for a bias of 16 bits";
+  }
   return find_bias_map_problem(p);
 }
 

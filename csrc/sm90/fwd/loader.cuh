@@ -71,7 +71,9 @@ struct FwdSm90Loader {
       smem.k_barriers.wait_for_place(keys);
       load_rows<Tiles::K_TILE_BYTES>(shared_address(smem.k[keys.stage()]), params.k, params.k_axes,
                                      work, j, smem.k_barriers.data(keys));
-      if constexpr (Tiles::HAS_BIAS) load_bias<Tiles>(params, smem, work, j, keys);
+      if constexpr (Tiles::HAS_BIAS && Tiles::BIAS_LOADERS == 0) {
+        load_bias<Tiles>(params, smem, work, j, keys);
+      }
       if (j < last) load_values(work, j + 1, before);
       before = keys;
       keys.advance();
@@ -130,6 +132,35 @@ struct FwdSm90Loader {
     for (int panel = 0; panel < PANELS; ++panel) {
       at.column = panel * Tile::COLUMNS;
       load_box(tile + panel * Tile::BYTES, map, at, barrier);
+    }
+  }
+};
+
+// The thread that loads the bias of the work tiles, as far ahead as there are stages.
+template <class Tiles>
+struct FwdSm90BiasLoader {
+  const typename Tiles::Params& params;
+  typename Tiles::Smem& smem;
+
+  __device__ __forceinline__ void run() const {
+    typename Tiles::Works works;
+#pragma unroll 1
+    while (true) {
+      smem.work_barriers.wait_for_data(works);
+      const typename Tiles::Work& work = smem.work[works.stage()];
+      if (work.is_closed()) break;
+      if (work.has_queries()) load(work);
+      mbarrier_arrive(shared_address(&smem.work_barriers.empty[works.stage()]));
+      works.advance();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load(const typename Tiles::Work& work) const {
+    typename Tiles::Keys keys{work.tiles};
+#pragma unroll 1
+    for (int j = work.bounds.end - 1; j >= work.bounds.begin; --j, keys.advance()) {
+      load_bias<Tiles>(params, smem, work, j, keys);
     }
   }
 };

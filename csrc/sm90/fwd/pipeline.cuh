@@ -318,17 +318,17 @@ struct FwdSm90Pipeline {
     smem.k_barriers.release(keys.stage());
   }
 
-  // Loads the first stage of a block's bias into registers.
+  // Loads a block's bias into registers.
   __device__ __forceinline__ void fetch_bias() const {
     if constexpr (Tiles::HAS_BIAS) {
-      FwdSm90Bias<Tiles>{params, smem, keys}.template fetch<0>(f.bias, warp_row());
+      FwdSm90Bias<Tiles>{params, smem, keys}.fetch(f.bias, warp_row());
     }
   }
 
   // Applies soft cap and ALiBi, or the bias, to block i.
   __device__ __forceinline__ void modify_scores(Accumulator<1, BLOCK_N / 8>& s, int i) const {
     if constexpr (Tiles::HAS_BIAS) {
-      FwdSm90Bias<Tiles>{params, smem, keys}.add(s, f.bias, warp_row());
+      FwdSm90Bias<Tiles>{params, smem, keys}.add(s, f.bias);
     }
     if constexpr (Tiles::HAS_SCORE_MOD) {
       const Steps steps{work.bounds};

@@ -87,8 +87,9 @@ struct FwdSm90SkippingWork : FwdSm90Work {
   }
 };
 
-// Initializes the barriers of a block. All threads of the block call this.
-template <class Config>
+// Initializes the barriers of a block. All threads of the block call this. OTHER_READERS: number of
+// threads that read the work tiles, beside the consumers' warps.
+template <class Config, int OTHER_READERS = 0>
 __device__ __forceinline__ void make_fwd_barriers(const typename Config::Params& params,
                                                   typename Config::Smem& smem) {
   if (threadIdx.x == 0) {
@@ -97,7 +98,7 @@ __device__ __forceinline__ void make_fwd_barriers(const typename Config::Params&
     prefetch_map(params.v);
     prefetch_map(params.out);
     constexpr int WARPS = Config::CONSUMERS * WARPS_OF_GROUP;
-    smem.work_barriers.make(WARPS);
+    smem.work_barriers.make(WARPS + OTHER_READERS);
     smem.q_barriers.make(WARPS);
     smem.k_barriers.make(WARPS);
     smem.v_barriers.make(WARPS);

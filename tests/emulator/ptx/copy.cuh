@@ -48,6 +48,11 @@ inline float2 load_shared_8(uint32_t smem) {
   std::memcpy(&r, emulator::read_shared(smem, 8), 8);
   return r;
 }
+inline uint32_t load_shared_4(uint32_t smem) {
+  uint32_t x;
+  std::memcpy(&x, emulator::read_shared(smem, 4), 4);
+  return x;
+}
 // Writing the same bytes again is no write: two warpgroups may clear the same rows.
 inline void store_shared_16(uint32_t smem, uint4 r) {
   if (std::memcmp(smem_bytes + smem, &r, 16) == 0) return;

@@ -44,6 +44,14 @@ inline void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at, 
   emulator::close_box();
 }
 
+enum class Caching : uint64_t { NORMAL, EVICT_FIRST };
+
+inline void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at, uint32_t barrier,
+                     Caching) {
+  load_box(smem, map, at, barrier);
+}
+inline void prefetch_box(const CUtensorMap&, const BoxPlace&) {}
+
 inline void load_bytes(uint32_t smem, const void* src, int bytes, uint32_t barrier) {
   if (bytes % 16 != 0) emulator::fail("a copy of %d bytes", bytes);
   for (int i = 0; i < bytes; i += 16) {

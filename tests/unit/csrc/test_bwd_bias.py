@@ -1,4 +1,7 @@
-"""The fused backward with a bias on Hopper (csrc/sm90/bwd/bias.cuh), emulated."""
+"""The fused backward with a bias on Hopper (csrc/sm90/bwd/bias.cuh), emulated.
+
+`draw` returns rows at multiples of 16 bytes, which TMA loads.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from flash_dist import BlockMask
 from tests.unit.made.emulator import emulate_backward
 
 from .test_bwd_halves import require_near
-from .test_fwd_bias import draw, inputs, normal, solve
+from .test_fwd_bias import DTYPES, draw, inputs, normal, solve
 from .test_fwd_pair import CAUSAL, FULL, cu_seqlens, gpu, in_window
 
 Tensor = torch.Tensor
@@ -72,33 +75,63 @@ def check(
     assert all(map(torch.equal, got, again))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "window"), SHAPES.values(), ids=SHAPES)
 def test_values_are_right_and_bits_the_same_in_any_order(
-    shape: Shape, window: tuple[int, int]
+    shape: Shape, window: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    check(shape, draw(shape, (0, 1, 1, 1), torch.bfloat16), window)
+    check(shape, draw(shape, (0, 1, 1, 1), dtype), window)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("taken", [(1, 1, 1, 1), (1, 0, 1, 1), (1, 1, 0, 1), (0, 0, 0, 1)], ids=str)
-def test_every_axis_but_keys_may_be_broadcast(taken: tuple[int, ...]) -> None:
+def test_every_axis_but_keys_may_be_broadcast(taken: tuple[int, ...], dtype: torch.dtype) -> None:
     shape = (2, 70, 136, 2, 1, 64)
-    check(shape, draw(shape, taken, torch.bfloat16))
+    check(shape, draw(shape, taken, dtype))
 
 
-def test_a_half_of_the_keys_may_be_masked() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_half_of_the_keys_may_be_masked(dtype: torch.dtype) -> None:
     visible = torch.rand(200, 256, generator=torch.Generator().manual_seed(0)) < 0.5
     visible[64:128, 64:128] = visible[128:, :64] = visible[:64, 128:] = False
     shape = (1, 200, 256, 1, 1, 64)
-    check(shape, draw(shape, (1, 1, 1, 1), torch.bfloat16), visible=visible)
+    check(shape, draw(shape, (1, 1, 1, 1), dtype), visible=visible)
 
 
+@pytest.mark.parametrize(
+    ("seqlen_k", "dtype", "head_dim"),
+    [
+        (130, torch.bfloat16, 64),
+        (131, torch.bfloat16, 64),
+        (131, torch.float32, 64),
+        (130, torch.bfloat16, 128),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("taken", [(1, 1, 1, 1), (0, 1, 0, 1)], ids=str)
+def test_rows_may_begin_between_multiples_of_16_bytes(
+    seqlen_k: int, dtype: torch.dtype, head_dim: int, taken: tuple[int, ...]
+) -> None:
+    shape = (2, 200, seqlen_k, 2, 1, head_dim)
+    check(shape, draw(shape, taken, dtype).contiguous())
+
+
+def test_queries_may_be_neighbours_instead_of_keys() -> None:
+    shape = (1, 70, 130, 1, 1, 64)
+    bias = draw(shape, (1, 1, 1, 1), torch.bfloat16)
+    check(shape, bias.mT.contiguous().mT)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("row", ["rows", "one row"])
-def test_documents_have_no_bias_beyond_their_queries(head_dim: int, row: str) -> None:
+def test_documents_have_no_bias_beyond_their_queries(
+    head_dim: int, row: str, dtype: torch.dtype
+) -> None:
     lengths_q, lengths_k, most_q, most_k = (130, 0, 65, 70), (200, 3, 70, 64), 190, 208
     q, dout = (normal(seed, 1, sum(lengths_q), 2, head_dim) for seed in (0, 4))
     k, v = (normal(seed, 1, sum(lengths_k), 1, head_dim) for seed in (1, 2))
-    bias = normal(3, 1, 2, most_q if row == "rows" else 1, most_k)
+    bias = normal(3, 1, 2, most_q if row == "rows" else 1, most_k).to(dtype)
     bias[:, :, max(lengths_q) :] = math.nan  # queries that no document has
     out = torch.zeros_like(q)
     lse = torch.full((1, 2, q.shape[1]), -math.inf)
