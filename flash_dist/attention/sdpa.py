@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
 from ..masks import Band, BlockMask, IntervalMask
 from ..masks.inputs import require_bool
 from .arguments import describe_type
+from .causal_bias import TOP_LEFT, read_causal_bias
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
 from .layouts import dtype_name
 
 Tensor = torch.Tensor
-
-_TOP_LEFT: Final = Band(right=0, bottom_right=False)
 
 
 def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
@@ -47,7 +44,7 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         attn_mask: Which keys are visible to each query: a BlockMask, an IntervalMask, or booleans
             that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], True for visible keys. Or
             floats that broadcast likewise, as the `bias` of `flash_attn_func`; they are not read on
-            the host.
+            the host. Or torch's CausalBias.
         dropout_p: As in `flash_attn_func`. As in torch, it also applies in evaluation mode.
         is_causal: Query i attends to key j if j <= i: the mask is aligned to the top left, as in
             torch.
@@ -77,9 +74,10 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     if unbatched:
         query, key, value = (x.unsqueeze(0) for x in (query, key, value))
     bias = None
-    if isinstance(attn_mask, torch.Tensor) and attn_mask.is_floating_point():
+    causal = TOP_LEFT if is_causal else read_causal_bias(attn_mask, is_causal=False)
+    if causal is None and isinstance(attn_mask, torch.Tensor) and attn_mask.is_floating_point():
         attn_mask, bias = None, attn_mask
-    mask = _TOP_LEFT if is_causal else _read_mask(attn_mask, query, key)
+    mask = _read_mask(attn_mask, query, key) if causal is None else causal
     out, _ = attend_heads_first(
         (query, key, value), mask, scale, enable_gqa=enable_gqa, bias=bias, dropout_p=dropout_p
     )

@@ -2,6 +2,7 @@
 
     python tests/peers/torch_attention.py FOLDER [--cases 120] [--seconds 130] [PYTEST ...]
     python tests/peers/torch_attention.py FOLDER --device cpu --cases 2
+    python tests/peers/torch_attention.py FOLDER --masks [--cases 30]
 
 FOLDER is `test` of a checkout of torch, or has a file of it: `test_transformers.py`, with the tests
 that may use flash attention, and `test_varlen_attention.py`. The program needs torch, flash_dist,
@@ -9,6 +10,10 @@ pytest, expecttest, and a GPU unless another device is chosen: on the CPU only v
 the provider. The first file has some 4,000 such cases; a seeded sample of each test runs. Failures
 run again without the provider, to tell failures of torch's own kernels from ours. Run it as a file,
 so that Python does not find the sources of flash_dist beside the installed package.
+
+With --masks, the tests that pass attn_mask run under `flash_dist.sdpa()` instead: torch's flash
+backend takes no masks. Calls under `sdpa_kernel(SDPBackend.MATH)` stay torch's own, as they compute
+the values that ours are compared with.
 """
 
 from __future__ import annotations
@@ -46,6 +51,16 @@ OTHER_BACKENDS: Final = re.compile(
 )
 DROPOUT: Final = re.compile(r"dropout_p_0_0*[1-9]")
 
+# With --masks. The classes of refused calls are left out: `sdpa` serves many of those calls.
+MASKED_CLASSES: Final = re.compile(
+    r"Test(Transformers|SDPA|SDPACudaOnly|SDPACpuOnly|AttnBias)(CUDA|CPU)$"
+)
+SDPA: Final = "scaled_dot_product_attention"
+MASK_PLACE: Final = 3  # of attn_mask among the arguments
+REFERENCE: Final = "the reference: the math backend alone is enabled"
+# Tests that compute the reference in Python, and run under `sdpa_kernel(MATH)` as a whole.
+OWN_REFERENCE: Final = frozenset({"test_scaled_dot_product_attention"})
+
 # Tests that fail with every provider, or on a busy machine.
 KNOWN: Final = {
     "test_fused_backwards_throws_determinism_warning": (
@@ -67,6 +82,7 @@ class Result:
     reason: str  # first line of a failure
     served: int  # calls of torch's flash operators that our kernels served
     passed_on: dict[str, int]  # unsupported argument -> calls that went to torch's kernels
+    added: int = 0  # served calls with a float mask that was added to the scores
 
     @property
     def kind(self) -> str:
@@ -100,14 +116,16 @@ def draw(names: Sequence[str], tests: Sequence[str], options: Sample) -> list[in
 # From here on: a pytest plugin, loaded in every process of a run.
 START: Final = time.monotonic()
 ASKED: Final[Counter[str]] = Counter()  # current case: "" for served calls, else the reason
+ADDED: Final = "added"  # key in ASKED of served calls with a float mask
 REGISTRATION: Final = pytest.StashKey[Any]()  # the registration ends with this object
+CURRENT: Final[set[str]] = set()  # the test that runs
 RESULTS: Final[list[Result]] = []  # in the process that collects all reports
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options."""
     parser.addoption("--sample", required=True, help="JSON of a Sample, or of a list of names")
-    parser.addoption("--provider", choices=("cuda", "cpu", "none"), required=True)
+    parser.addoption("--provider", choices=("cuda", "cpu", "sdpa", "none"), required=True)
     parser.addoption("--device", choices=("cuda", "cpu"), required=True)
     parser.addoption("--seconds", type=float, required=True, help="after which no case is begun")
     parser.addoption("--results", required=True, help="file that the results are written to")
@@ -118,9 +136,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--device") == "cpu":  # otherwise torch would skip the CPU cases
         platforms: Any = import_module("torch.testing._internal.common_cuda")
         platforms.PLATFORM_SUPPORTS_FLASH_ATTENTION = True
+        platforms.PLATFORM_SUPPORTS_MEM_EFF_ATTENTION = True
     if config.getoption("--provider") == "none":
         return
     integration = "flash_dist.integrations.torch_sdpa"
+    if config.getoption("--provider") == "sdpa":
+        _record_sdpa(import_module(f"{integration}.replacement"))
+        return
     calls: Any = import_module(f"{integration}.calls")
     calls.tell = lambda reason: ASKED.update([reason])
     provider = import_module(f"{integration}.provider")
@@ -143,6 +165,46 @@ def _count(serve: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
+def _record_sdpa(replacement: Any) -> None:  # noqa: ANN401 - a module
+    """Count the calls of `flash_dist.sdpa()`, and make it leave references to torch."""
+    attend, find = replacement.attend, replacement._find_call
+
+    def count_added(q: object, k: object, v: object, problem: Any, **options: object) -> Any:  # noqa: ANN401
+        results = attend(q, k, v, problem, **options)
+        ASKED[ADDED] += problem.scores is not None
+        return results
+
+    def find_call(*args: object, **options: object) -> Any:  # noqa: ANN401
+        return REFERENCE if _is_reference() else find(*args, **options)
+
+    replacement.tell = lambda reason: ASKED.update([reason])
+    replacement.attend = _count(count_added)
+    replacement._find_call = find_call
+
+
+def _is_reference() -> bool:
+    backends: Any = import_module("torch.backends.cuda")
+    others = (
+        backends.flash_sdp_enabled(),
+        backends.mem_efficient_sdp_enabled(),
+        backends.cudnn_sdp_enabled(),
+    )
+    return not CURRENT & OWN_REFERENCE and not any(others)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Run a case under `flash_dist.sdpa()`, also where its file imported torch's function."""
+    if item.config.getoption("--provider") != "sdpa":
+        return (yield)
+    CURRENT.clear()
+    CURRENT.add(_test(item))
+    functional: Any = import_module("torch.nn.functional")
+    with import_module("flash_dist").sdpa(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item.module, SDPA, getattr(functional, SDPA), raising=False)  # type: ignore[attr-defined]
+        return (yield)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep a sample of the cases that may use flash attention, or the named ones."""
@@ -150,7 +212,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if isinstance(asked, list):
         items[:] = [item for item in items if _name(item) in asked]
         return
-    mine = [item for item in items if _may_ask_for_flash(_name(item))]
+    masks = config.getoption("--provider") == "sdpa"
+    mine = [
+        item
+        for item in items
+        if (_passes_masks(item) if masks else _may_ask_for_flash(_name(item)))
+    ]
     places = draw([_name(item) for item in mine], [_test(item) for item in mine], Sample(**asked))
     items[:] = [mine[place] for place in places]
 
@@ -166,14 +233,29 @@ def _test(item: pytest.Item) -> str:
 
 
 @cache
-def find_tests(path: Path) -> frozenset[str]:
-    """Return the names of the tests in a file."""
+def find_tests(path: Path) -> dict[str, bool]:
+    """Return the names of the tests in a file, and whether each passes attn_mask."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return frozenset(
-        node.name
+    return {
+        node.name: "mask" in node.name or any(map(_has_mask, ast.walk(node)))
         for node in nodes
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    )
+    }
+
+
+def _has_mask(node: ast.AST) -> bool:
+    """Return whether a node calls attention with an attn_mask that is not None."""
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(SDPA):
+        return False
+    masks = [option.value for option in node.keywords if option.arg == "attn_mask"]
+    masks += node.args[MASK_PLACE : MASK_PLACE + 1]
+    return any(not (isinstance(mask, ast.Constant) and mask.value is None) for mask in masks)
+
+
+def _passes_masks(item: pytest.Item) -> bool:
+    cls = _name(item).partition("::")[0]
+    passes = find_tests(item.path).get(_test(item), False) or "AttnBias" in cls
+    return bool(MASKED_CLASSES.fullmatch(cls)) and passes
 
 
 def _may_ask_for_flash(name: str) -> bool:
@@ -190,10 +272,9 @@ def pytest_runtest_makereport(
     if call.when == "setup":
         ASKED.clear()
     error = "" if call.excinfo is None else call.excinfo.exconly().strip().partition("\n")[0]
-    passed_on = {reason: count for reason, count in ASKED.items() if reason}
-    report.found = asdict(
-        Result(_name(item), _test(item), report.outcome, error, ASKED[""], passed_on)
-    )
+    passed_on = {reason: count for reason, count in ASKED.items() if reason not in {"", ADDED}}
+    counts = ASKED[""], passed_on, ASKED[ADDED]
+    report.found = asdict(Result(_name(item), _test(item), report.outcome, error, *counts))
     return report
 
 
@@ -232,7 +313,9 @@ def report(results: Sequence[Result], without: Sequence[Result]) -> list[str]:
         passed_on.update(result.passed_on)
     reasons = ", ".join(f"{count} {reason}" for reason, count in passed_on.most_common())
     served = sum(result.served for result in results)
-    lines.append(f"calls      {served} served; passed on: {reasons or 'none'}")
+    added = sum(result.added for result in results)
+    masked = f", {added} of them with a float mask" if added else ""
+    lines.append(f"calls      {served} served{masked}; passed on: {reasons or 'none'}")
     return lines + _tell_failures(results, without)
 
 
@@ -294,6 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="for the first run")
     parser.add_argument("--seed", default="0")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--masks", action="store_true", help="tests with attn_mask")
     args, options = parser.parse_known_args(argv)
     texts = {name: args.folder / name for name in FILES if (args.folder / name).exists()}
     if not texts:
@@ -305,8 +389,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = path.read_text(encoding="utf-8")
             text = move_to_cpu(text) if args.device == "cpu" else text
             (folder / name).write_text(text, encoding="utf-8")
-        sample = json.dumps(asdict(Sample(args.cases, args.dropout, args.seed)))
-        with_it = {"provider": args.device, "sample": sample, "seconds": str(args.seconds)}
+        # Tests of masks with dropout draw torch's random numbers again: ours are others.
+        dropout = 0 if args.masks else args.dropout
+        sample = json.dumps(asdict(Sample(args.cases, dropout, args.seed)))
+        provider = "sdpa" if args.masks else args.device
+        with_it = {"provider": provider, "sample": sample, "seconds": str(args.seconds)}
         results = run(folder, args, options, **with_it)
         failed = [result.name for result in results if result.outcome == "failed"]
         names = {"provider": "none", "sample": json.dumps(failed), "seconds": "inf"}

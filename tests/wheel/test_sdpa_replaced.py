@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.utils.checkpoint import checkpoint
 
 import flash_dist
@@ -67,6 +68,8 @@ SERVED: dict[str, dict[str, Any]] = {
     "nothing-hidden": {"attn_mask": torch.zeros(7, 9, dtype=torch.float64)},
     "other-numbers": {"attn_mask": draw(7, 9)},
     "too-high-to-hide": {"attn_mask": adding(seen(7, 9), -10000.0)},
+    "causal-bias-upper-left": {"attn_mask": causal_upper_left(7, 9)},
+    "causal-bias-lower-right": {"attn_mask": causal_lower_right(7, 9)},
     "a-gradient": {"attn_mask": adding(seen(7, 9), -torch.inf).requires_grad_()},
 }
 
@@ -103,6 +106,38 @@ def test_what_has_no_kernel_is_torchs_own_and_logged(
     torch.manual_seed(0)
     assert torch.equal(got, torch_sdpa(*leaves, **options))
     assert reason in caplog.text
+
+
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+def test_a_causal_bias_is_read_where_torchs_own_attention_is_called(make: Any) -> None:  # noqa: ANN401
+    leaves, wide, bias = draw_all(), draw_all(head_dim=520), make(7, 9)
+    with flash_dist.sdpa():
+        got = functional.scaled_dot_product_attention(*wide, bias)
+        with pytest.raises(ValueError, match="CausalBias should not be used with causal=True"):
+            functional.scaled_dot_product_attention(*leaves, bias, is_causal=True)
+    visible = torch.ones(7, 9, dtype=torch.bool).tril(2 if make is causal_lower_right else 0)
+    torch.testing.assert_close(got, torch_sdpa(*wide, visible))
+    ours = flash_dist.scaled_dot_product_attention(*leaves, bias)
+    torch.testing.assert_close(ours, torch_sdpa(*leaves, visible))
+
+
+def test_masks_of_other_types_are_torchs_own(caplog: pytest.LogCaptureFixture) -> None:
+    class Mask(Tensor):
+        """A tensor that torch's function may handle in its own way."""
+
+    leaves, mask = draw_all(), seen(7, 9)
+    with flash_dist.sdpa():
+        got = functional.scaled_dot_product_attention(*leaves, mask.as_subclass(Mask))
+    torch.testing.assert_close(got.as_subclass(Tensor), torch_sdpa(*leaves, mask))
+    assert "masks of other types than torch.Tensor" in caplog.text
+
+
+@pytest.mark.parametrize("is_float", [False, True], ids=["booleans", "numbers"])
+def test_masks_without_an_axis_of_queries_are_served(is_float: bool) -> None:  # noqa: FBT001
+    leaves, mask = draw_all(), draw(9) if is_float else seen(9)
+    with flash_dist.sdpa():  # torch's function takes them on GPUs only
+        got = functional.scaled_dot_product_attention(*leaves, mask)
+    torch.testing.assert_close(got, torch_sdpa(*leaves, mask.expand(7, 9)))
 
 
 @pytest.mark.parametrize("low", [torch.finfo(torch.float64).min, -1e20, -torch.inf], ids=str)

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ...attention.arguments import SCALES, choose_scale, is_transformed, prepare_inputs
 from ...attention.autograd import attend
+from ...attention.causal_bias import TOP_LEFT, read_causal_bias, to_torch
 from ...attention.dropout.choice import choose_dropout, may_drop
 from ...attention.layouts import DENSE, TORCH
 from ...attention.scores import read_bias
@@ -36,7 +37,6 @@ Own = BlockMask | IntervalMask
 _NAME: Final = "scaled_dot_product_attention"
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # types that our operators take directly
 _OWN: Final = (BlockMask, IntervalMask)  # masks that torch does not support
-_TOP_LEFT: Final = Band(right=0, bottom_right=False)
 
 # torch's function, for unsupported calls outside of all contexts. A module that imported our
 # function inside a context (`from torch.nn.functional import ...`) may call it later.
@@ -58,12 +58,12 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
 
     Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and float
     masks, which are added to the scores and may need a gradient (-65504 and less, including -inf,
-    mask a key); BlockMasks and IntervalMasks; `is_causal`, `scale`, `enable_gqa` and dropout. Other
-    calls go to torch's function: a head_dim over 512 (over 256 in float32, with dropout and on
-    compute capability 7.5), bfloat16 on compute capability 7.5, tensors of other types, calls under
-    transforms of torch.func, and boolean masks under torch.compile, which cannot read them, or
-    under torch.jit.trace, which would store them. The logger `flash_dist` logs each reason once, at
-    level INFO.
+    mask a key); torch's CausalBias; BlockMasks and IntervalMasks; `is_causal`, `scale`,
+    `enable_gqa` and dropout. Other calls go to torch's function: a head_dim over 512 (over 256 in
+    float32, with dropout and on compute capability 7.5), bfloat16 on compute capability 7.5,
+    tensors and masks of other types, calls under transforms of torch.func, and boolean masks under
+    torch.compile, which cannot read them, or under torch.jit.trace, which would store them. The
+    logger `flash_dist` logs each reason once, at level INFO.
 
     A tensor mask is read in its first call, which waits for the GPU. A float mask that only masks
     keys is faster than one with a bias. A mask that is made anew for every call is read in every
@@ -108,11 +108,15 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
     """Call our kernels if they support the call, else torch's function."""
     tensors = query, key, value
     flags = dropout_p, is_causal
-    call = _find_call(tensors, attn_mask, flags, scale=scale, enable_gqa=enable_gqa)
+    causal = read_causal_bias(attn_mask, is_causal=is_causal)
+    mask = attn_mask if causal is None else causal
+    call = _find_call(tensors, mask, flags, scale=scale, enable_gqa=enable_gqa)
     if isinstance(call, str):
         if isinstance(attn_mask, _OWN):
             _refuse(attn_mask, call)
         tell(call)
+        if causal is not None:  # torch would not know that its function was called: ours is
+            attn_mask, is_causal = to_torch(causal, query, key)
         options = {"scale": scale, "enable_gqa": enable_gqa}
         own = (*_found, _OUTSIDE)[0]
         result: Tensor = own(*tensors, attn_mask, dropout_p, is_causal, **options)
@@ -124,7 +128,7 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
 
 def _find_call(
     tensors: tuple[Tensor, Tensor, Tensor],
-    mask: Own | Tensor | None,
+    mask: Band | Own | Tensor | None,
     flags: tuple[float, bool],
     *,
     scale: float | None,
@@ -150,11 +154,11 @@ def _find_call(
             )
     except (TypeError, ValueError) as error:
         return f"this call: {str(error).partition(', got')[0]}"  # no sizes: each reason is logged
-    found: Band | Own = mask if isinstance(mask, _OWN) else Band()
+    found: Band | Own = mask if isinstance(mask, (Band, *_OWN)) else Band()
     if is_causal:
-        found = _TOP_LEFT
+        found = TOP_LEFT
     scores = None
-    if mask is not None and not isinstance(mask, _OWN):
+    if isinstance(mask, torch.Tensor):
         shape = query.shape[0], query.shape[1], query.shape[2], key.shape[2]
         if not _broadcasts(mask, shape) or not (mask.dtype == torch.bool or _is_added(mask, query)):
             return "masks of other shapes or dtypes"
@@ -185,27 +189,30 @@ def _refuse(mask: Own, reason: str) -> NoReturn:
 
 
 def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
-    """Return whether a mask has at least two axes, each of size 1 or that of the scores."""
+    """Return whether a mask has axes, each of size 1 or that of the scores."""
     sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
     fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbolic
-    return 2 <= mask.dim() <= len(shape) and fits  # noqa: PLR2004
+    return 1 <= mask.dim() <= len(shape) and fits
 
 
 def _find_reason(
     tensors: tuple[Tensor, Tensor, Tensor],
-    mask: Own | Tensor | None,
+    mask: Band | Own | Tensor | None,
     dropout_p: float,
     scale: float | None,
 ) -> str:
     """Return why a call is not supported; empty if it may be supported."""
     if not all(isinstance(x, torch.Tensor) for x in tensors):
         return "what is no tensor"
-    if not (mask is None or isinstance(mask, (torch.Tensor, *_OWN))):
+    if not (mask is None or isinstance(mask, (torch.Tensor, Band, *_OWN))):
         return "masks that are no tensors"
     dims = {x.dim() for x in tensors}
     reasons = {
         "tensors of other types than torch.Tensor": any(
             type(x) not in _PLAIN or x.is_nested for x in tensors
+        ),
+        "masks of other types than torch.Tensor": (
+            isinstance(mask, torch.Tensor) and type(mask) not in _PLAIN
         ),
         "tensors of other than 3 or 4 dimensions": dims not in ({3}, {4}),
         "a dropout_p that is not at least 0 and less than 1": not 0.0 <= dropout_p < 1.0,
