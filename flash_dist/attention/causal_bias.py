@@ -29,7 +29,9 @@ def read_causal_bias(mask: object, *, is_causal: bool) -> Band | None:
     return _BOTTOM_RIGHT
 
 
-def to_torch(band: Band, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor | None, bool]:
+def to_torch(
+    band: Band, query: torch.Tensor, key: torch.Tensor
+) -> tuple[torch.Tensor | None, bool]:
     """Return attn_mask and is_causal of torch's function for a band of `read_causal_bias`."""
     if not band.bottom_right:
         return None, True

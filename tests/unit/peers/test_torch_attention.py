@@ -72,18 +72,96 @@ class TestOthersCPU:
 """
 
 
+# Stubs for --masks: flash_dist.sdpa returns a wrong result for 7, torch's function for 9.
+REPLACEMENT = """\
+from types import SimpleNamespace
+from torch.nn import functional
+
+own = functional.scaled_dot_product_attention
+
+def _find_call(x, mask):
+    return "masks of no use" if mask == "odd" else (x, SimpleNamespace(scores=mask))
+
+def attend(x, problem):
+    return 0 if x == 7 else x
+
+def tell(reason):
+    raise AssertionError("replaced by the program")
+
+def attend_or_leave(x, attn_mask=None):
+    call = _find_call(x, attn_mask)
+    if isinstance(call, str):
+        tell(call)
+        return own(x, attn_mask)
+    return attend(*call)
+
+class sdpa:
+    def __enter__(self):
+        functional.scaled_dot_product_attention = attend_or_leave
+    def __exit__(self, *error):
+        functional.scaled_dot_product_attention = own
+"""
+BACKENDS = """\
+fused = [True]
+def flash_sdp_enabled(): return fused[0]
+def mem_efficient_sdp_enabled(): return False
+def cudnn_sdp_enabled(): return False
+"""
+MASK_TESTS = """\
+from torch.backends import cuda
+from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
+
+class TestSDPACPU:
+    def test_imported(self):
+        assert scaled_dot_product_attention(9, attn_mask=0.5) == 9
+    def test_wrong(self):
+        assert functional.scaled_dot_product_attention(7, attn_mask=0.5) == 7
+    def test_left(self):
+        assert functional.scaled_dot_product_attention(9, attn_mask="odd") == 9
+    def test_reference(self):
+        cuda.fused[0] = False
+        want = scaled_dot_product_attention(7, attn_mask=0.5)
+        cuda.fused[0] = True
+        assert want == 7
+    def test_scaled_dot_product_attention(self):  # the reference is none of torch's functions
+        cuda.fused[0] = False
+        got = scaled_dot_product_attention(9, attn_mask=None if cuda is None else 0.5)
+        cuda.fused[0] = True
+        assert got == 9
+    def test_plain(self):
+        assert scaled_dot_product_attention(1, attn_mask=None) == 2
+
+class TestSDPAFailureModesCPU:
+    def test_refused(self):
+        assert scaled_dot_product_attention(1, attn_mask=0.5) == 2
+"""
+
+
 def write_packages(site: Path) -> None:
-    """Write stubs of flash_dist, and of the part of torch that is asked for a GPU."""
+    """Write stubs of flash_dist, and of the parts of torch that the program asks."""
+    integration = {"provider": PROVIDER, "calls": "", "replacement": REPLACEMENT}
+    attention = (
+        "def scaled_dot_product_attention(x, attn_mask=None):\n    return 0 if x == 9 else x\n"
+    )
     for name, modules in {
-        "flash_dist/integrations/torch_sdpa": {"provider": PROVIDER, "calls": ""},
+        "flash_dist/integrations/torch_sdpa": integration,
         "torch/testing/_internal": {"common_cuda": ""},
+        "torch/nn": {"functional": attention},
+        "torch/backends": {"cuda": BACKENDS},
+        "torch": {"compiler": "def is_compiling(): return False\n"},
     }.items():
         folder = site / name
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for package in (folder, *folder.parents[:2]):
             (package / "__init__.py").write_text("")
         for module, text in modules.items():
             (folder / f"{module}.py").write_text(text)
+    (site / "flash_dist/__init__.py").write_text(
+        "def sdpa():\n"
+        "    from flash_dist.integrations.torch_sdpa.replacement import sdpa\n"
+        "    return sdpa()\n"
+    )
 
 
 def run_tests(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -125,6 +203,30 @@ def test_served_calls_are_counted_and_failures_of_torchs_own_kernels_are_separat
         f"{cls}test_fused_sdp_priority_order (served; {known}): AssertionError: assert 0 == 7"
         in lines
     )
+
+
+def test_masks_are_served_by_the_replaced_function_and_references_are_torchs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_transformers.py").write_text(MASK_TESTS)
+    done = run_tests(tmp_path, "--masks")
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "served all 3: 1 failed, 2 passed" in lines, done.stdout + done.stderr
+    assert "served test_scaled_dot_product_attention: 1 passed" in lines
+    assert "passed on all 2: 1 failed, 1 passed" in lines
+    assert "no flash all 0: none" in lines
+    reference = "1 the reference: the math backend alone is enabled"
+    counts = "calls 3 served, 3 of them with a float mask; passed on:"
+    assert any(
+        line in lines
+        for line in (
+            f"{counts} 1 masks of no use, {reference}",
+            f"{counts} {reference}, 1 masks of no use",
+        )
+    )
+    assert "failed 2, of which 1 with the provider alone" in lines
+    assert any("test_wrong (served; alone)" in line for line in lines)
 
 
 def test_cases_are_drawn_by_a_seed_and_those_with_dropout_apart(tmp_path: Path) -> None:
