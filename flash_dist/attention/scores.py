@@ -11,6 +11,7 @@ import torch
 from ..kernels.scores import PLAIN, Scores
 from ..toolkit.errors import show
 from .arguments import require_tensor, to_float
+from .causal_bias import CausalBias
 from .layouts import DENSE, PACKED, dtype_name
 
 if TYPE_CHECKING:
@@ -141,6 +142,10 @@ def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, in
 def _read_floats(name: str, bias: Tensor, q: Tensor) -> Tensor:
     """Return a bias in the dtype of q or float32; raise for other types, dtypes and devices."""
     require_tensor(name, bias)
+    if isinstance(bias, CausalBias):
+        message = f"{name} must be a tensor of numbers, got torch's CausalBias, which has none"
+        message += "\n\nhint: `causal=True`"
+        raise TypeError(message)
     if not bias.is_floating_point():
         message = f"{name} must be of floating point, got {dtype_name(bias.dtype)}"
         if bias.dtype == torch.bool:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 import flash_dist
 from flash_dist.attention import sdpa
@@ -240,6 +241,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"bias": ANY.bool()},
         TypeError,
         r"bias must be of floating point, got bool(?s:.)*mask=",
+    ),
+    "causal": (
+        {"bias": causal_lower_right(QUERIES, KEYS)},
+        TypeError,
+        r"bias must be a tensor of numbers, got torch's CausalBias(?s:.)*causal=True",
     ),
     "whole": ({"bias": ANY.int()}, TypeError, r"bias must be of floating point, got int32"),
     "keys": (
