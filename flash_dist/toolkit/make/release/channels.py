@@ -94,7 +94,7 @@ CHANNELS: Final = {
                 f"Build dist/toolkit/{DISTRIBUTION}-X.whl, the toolkit by itself, for others.",
                 groups=("build", "sdist"),
             )
-            for _ in range(EMBEDDED)  # other projects have the toolkit installed
+            for _ in range(EMBEDDED)  # no row in projects that only install the toolkit
         ),
         Row(
             "variants",
