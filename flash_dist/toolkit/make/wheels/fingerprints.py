@@ -17,6 +17,8 @@ from ...gpucode.fatbin import open_fatbin
 from ...gpucode.kernel_code import hash_kernels
 from ...product import NAME
 from ...selftest.fingerprints import FILE_NAME, read_references, render_references
+from ...targets.compatibility import choose_arch
+from ...targets.devices import Device
 from ..command import command
 from ..project import PACKAGE
 
@@ -40,14 +42,23 @@ def recordings_of(manifest: Manifest, recorded: Path = RECORDED) -> dict[str, by
     """
     if not recorded.is_file():
         return {}
-    built = {kernel.symbol for kernel in manifest.kernels}
-    kept = (
-        one
-        for one in read_references(recorded)
-        if one.toolkit == manifest.toolkit.cuda
-        and built.issuperset(name.partition(" ")[0] for name in one.kernels)
-    )
+    kept = (one for one in read_references(recorded) if _may_fit(one, manifest))
     return {recorded.name: render_references(kept).encode()}
+
+
+def _may_fit(reference: Reference, manifest: Manifest) -> bool:
+    """Tell if a GPU like the recorded one may run the recorded kernels from this wheel.
+
+    A recording of PTX alone is from a wheel without machine code for the GPU.
+    """
+    targets = {kernel.symbol: kernel.target for kernel in manifest.kernels}
+    names = {name.partition(" ")[0] for name in reference.kernels}
+    if reference.toolkit != manifest.toolkit.cuda or not targets.keys() >= names:
+        return False
+    device = Device.parse(reference.setting.compute_capability)
+    chosen = choose_arch(manifest.arch_set.archs, device)
+    has_machine_code = chosen is not None and not chosen[0].ptx
+    return not (has_machine_code and all(targets[name].ptx for name in names))
 
 
 def find_stale(

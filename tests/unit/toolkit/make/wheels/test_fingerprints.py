@@ -15,7 +15,7 @@ from flash_dist.toolkit.make.wheels.fingerprints import (
 )
 from flash_dist.toolkit.selftest.fingerprints import read_references
 from tests.unit.made.whole_wheel import make_declared
-from tests.unit.toolkit.builds.test_manifest import make_kernel
+from tests.unit.toolkit.builds.test_manifest import make_kernel, make_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,3 +77,16 @@ def test_a_wheel_has_the_recordings_of_its_kernels_alone(tmp_path: Path) -> None
     path.write_bytes(recordings_of(declared)[RECORDED.name])
     assert read_references(path) == ()
     assert recordings_of(declared, tmp_path / "none.json") == {}
+
+
+def test_a_wheel_with_machine_code_has_no_recordings_of_ptx(tmp_path: Path) -> None:
+    path = tmp_path / "fingerprints.json"
+    references = read_references(RECORDED)
+    compiled = [one for one in references if all("_compute" in name for name in one.kernels)]
+    assert compiled  # on GPUs of compute capability 9.0
+    for one in compiled:
+        kernels = tuple(replace(make_kernel("compute_80"), symbol=name) for name in one.kernels)
+        for archs, kept in (("8.0+PTX", (one,)), ("8.0+PTX 9.0a", ())):
+            wheel = replace(make_manifest(archs), kernels=kernels)
+            path.write_bytes(recordings_of(wheel)[RECORDED.name])
+            assert read_references(path) == kept
