@@ -190,8 +190,8 @@ def list_ring() -> str:
             heads = f"{row['num_heads']}/{row['num_heads_kv']}"
             key = (label_length(row["seqlen"]), heads, str(row["documents"]))
             shapes.setdefault(key, {})[row["gpus"]] = row
-    heads = ["tokens", "heads", "documents", "ms", "efficiency", "GiB per GPU"]
-    return write_table(heads, ([*key, *_scale(of)] for key, of in shapes.items()))
+    columns = ["tokens", "heads", "documents", "ms", "efficiency", "GiB per GPU"]
+    return write_table(columns, ([*key, *_scale(of)] for key, of in shapes.items()))
 
 
 def _scale(rows: Mapping[int, Mapping[str, float]]) -> list[str]:

@@ -7,11 +7,11 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.nn.attention.bias import CausalBias
 
 from ..kernels.scores import PLAIN, Scores
 from ..toolkit.errors import show
 from .arguments import require_tensor, to_float
-from .causal_bias import CausalBias
 from .layouts import DENSE, PACKED, dtype_name
 
 if TYPE_CHECKING:
