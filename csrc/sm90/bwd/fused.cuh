@@ -317,9 +317,8 @@ struct FusedSm90 {
     if (!steps.lacks_queries(row0)) return;
 #pragma unroll
     for (int panel = 0; panel < Config::BIAS_PANELS; ++panel) {
-      clear_rows<BiasTile, BLOCK_M, 1, WARPGROUP>(tile + panel * Config::DS_BYTES,
-                                                  {0, work.seqlen_q - row0},
-                                                  fresh_thread() % WARPGROUP);
+      clear_rows<BiasTile, BLOCK_M, 1, WARPGROUP>(
+          tile + panel * Config::DS_BYTES, {0, work.seqlen_q - row0}, fresh_thread() % WARPGROUP);
     }
     Steps::publish_zeros();
   }

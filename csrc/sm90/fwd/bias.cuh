@@ -33,8 +33,8 @@ struct FwdFp32BiasSm90Config
 template <class Config>
 struct FwdBiasSm90Tiles : FwdSm90Tiles<Config, Config::BLOCK_N, KeySource::BOTH> {
   static constexpr int BIAS_PANEL = Config::BIAS_IS_FP32 ? 32 : 64;  // keys per panel
-  static constexpr int BIAS_KEYS = 2 * BIAS_PANEL;                // keys per stage
-  static constexpr int BIAS_PARTS = Config::BLOCK_N / BIAS_KEYS;  // stages per step
+  static constexpr int BIAS_KEYS = 2 * BIAS_PANEL;                   // keys per stage
+  static constexpr int BIAS_PARTS = Config::BLOCK_N / BIAS_KEYS;     // stages per step
   using Biases = Ring<Config::BIAS_STAGES>;
   using BiasFragment = uint32_t[BIAS_PARTS][32];  // biases per stage: 16-bit pairs, or fp32
   static_assert(Config::ONE_MAINLOOP && Config::BLOCK_N % BIAS_KEYS == 0 && Config::TAIL_N == 0);
