@@ -74,7 +74,7 @@ struct LatentWeights {
       for (int i = 0; i < 4; ++i) a[k][0][i] = multiply_pairs<T>(a[k][0][i], pairs[i % 2]);
   }
 
-  // Stores P to a panel in shared memory, or loads it.
+  // Stores P to a panel in shared memory; load() reads it back.
   __device__ __forceinline__ void store(uint32_t panel) const {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) stmatrix_x4(place(panel) ^ k * 32, a[k][0]);
