@@ -198,9 +198,9 @@ struct DeltaParams {
 };
 
 // One chunk of the backward: the units [unit_begin, unit_begin + units), which are (batch, kv head)
-// pairs, and the keys [key_begin, key_end) of each unit. A unit has all query heads of its group. A
-// query chunk has some query heads of each group split; seqlen_q and all pointers to query rows are
-// then those of the chunk.
+// pairs, and the keys [key_begin, key_end) of each unit. A unit has all query heads of its group,
+// unless the chunk is limited to some queries, too (a query chunk): it then has some query heads of
+// each split of a group, and seqlen_q and all pointers to query rows are those of the chunk.
 struct BwdParams {
   View q, k, v, dout;
   View dq, dk, dv;

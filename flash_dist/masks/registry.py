@@ -111,7 +111,7 @@ class DevicePlan(NamedTuple):
 
     plan: MaskPlan
     data: Tensor
-    streams: set[int]  # cudaStream_t of streams that the allocator knows to use the buffer
+    streams: set[int]  # cudaStream_t of each stream that the allocator was told of
 
     def hold(self, index: int) -> None:
         """Keep the buffer's memory from being reused before the current stream has read it.

@@ -218,9 +218,9 @@ def make_lists(
 def _turns(by_key: TileList, lines: int, query_tiles: int) -> Tensor:
     """Return the dQ order of each entry, for a list with `lines` lines of keys per plane.
 
-    The lines with an entry of a query tile add to its dQ one after the other, the last line first.
-    An entry's value is 2 * (number of lines that add before this one) + (1 if no line adds after
-    it).
+    Every line that lists a query tile adds to that tile's dQ: one after the other, the last line
+    first. An entry's value is 2 * (number of lines that add before this one) + (1 if no line adds
+    after it).
     """
     line = torch.repeat_interleave(by_key.begin.diff())
     column = line // lines * query_tiles + by_key.entries[:, 0]  # query tile among all planes

@@ -230,8 +230,8 @@ struct DkdvOfPair {
     hold(x.x[0]);
     finish(x, statistics, products, slope, stages, slots, code);
     if constexpr (SENDS_EARLY) hand_on(now, products, x, stages, slots);
-    // NOTE: find() must stay here. It contains a jump, so ptxas moves nothing from above behind the
-    // next wait.
+    // NOTE: find() must stay here. It contains a branch, so that ptxas moves no code from above it
+    // past the wait in end_second().
     code = find(after(stages));
     end_second(sum, of_before, last);
     if constexpr (!SENDS_EARLY) hand_on(now, products, x, stages, slots);

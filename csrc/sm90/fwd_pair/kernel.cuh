@@ -3,13 +3,13 @@
 //
 // Grid      A cluster of two blocks for each tile of 128 queries.
 // Block     One loading thread in its own warpgroup, and two consumer warpgroups of 64 queries
-//           each. Both blocks have all queries of the tile. Of each 128 keys, a block computes S
-//           and P of 64. O is split by columns: each block multiplies P of all keys with its half
-//           of V.
+//           each. Both blocks have all queries of the tile. For every 128 keys, each block
+//           computes S and P of 64 of them. O is split by columns: each block multiplies P of all
+//           keys with its half of V.
 // Exchange  P and its maxima pass through distributed shared memory, from each warp to the warp
 //           with the same queries in the other block.
-// Shared    Q, which stages out at the end; STAGES slices, each 64 keys x SLICE columns of K or V;
-//           P of the other block.
+// Shared    Q, whose buffer is the stage of the output at the end; STAGES slices, each 64 keys x
+//           SLICE columns of K or V; P of the other block.
 // Pipeline  Slices pass through one ring in the order in which they are read (loader.cuh), and are
 //           released one by one (consumer.cuh).
 //
