@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from ...attention.arguments import SCALES, choose_scale, is_transformed, prepare_inputs
 from ...attention.autograd import attend
-from ...attention.causal_bias import TOP_LEFT, read_causal_bias, to_torch
 from ...attention.dropout.choice import choose_dropout, may_drop
 from ...attention.layouts import DENSE, TORCH
 from ...attention.scores import read_bias
+from ...attention.sdpa import TOP_LEFT, read_causal_bias, to_torch
 from ...attention.support import require_kernels
 from ...kernels.choices import is_ieee
 from ...kernels.problem import Problem
