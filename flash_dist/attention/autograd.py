@@ -68,8 +68,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool
 
 def pad_head_dims(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Pad head_dim and head_dim_v with zeros, each to the next multiple of HEAD_DIM_STEP."""
-    more, more_v = -q.shape[-1] % HEAD_DIM_STEP, -v.shape[-1] % HEAD_DIM_STEP
-    return pad(q, (0, more)), pad(k, (0, more)), pad(v, (0, more_v))
+    return _pad_head_dim(q), _pad_head_dim(k), _pad_head_dim(v)
+
+
+def _pad_head_dim(x: Tensor) -> Tensor:
+    missing = -x.shape[-1] % HEAD_DIM_STEP
+    return pad(x, (0, missing)) if missing else x  # pad would copy
 
 
 def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:

@@ -55,7 +55,7 @@ def plan_call(ring: Ring, problem: Problem, first_key: Tensor) -> Call:
         raise FlashDistError(message, hint=hint)
     planner = Planner.of(ring, first_key)
     everything = slice(0, first_key.shape[-1])
-    own = find_intervals(ring.rank, ring.rank, ring.size, first_key, everything, everything)
+    own = find_intervals(ring, ring.rank, first_key, everything, everything)
     plan = planner.wait()  # not earlier: the host launches the kernels of the mask meanwhile
     return Call(ring, problem, plan, first_key, {0: own})
 
@@ -168,9 +168,8 @@ class Call:
             return None
         rows, ring = self.plan.rows[step], self.ring
         if step not in self.masks:
-            source, ranges = ring.find_source(step), (rows, self.plan.keys[step])
-            mask = find_intervals(ring.rank, source, ring.size, self.first_key, *ranges)
-            self.masks[step] = mask
+            source, keys = ring.find_source(step), self.plan.keys[step]
+            self.masks[step] = find_intervals(ring, source, self.first_key, rows, keys)
         problem = self.problem._replace(mask=self.masks[step])
         return operators.attend(q[:, rows], *held.pop(step), problem)
 

@@ -11,7 +11,6 @@ from ..errors import FlashDistError
 from ..masks.band import Band
 
 if TYPE_CHECKING:
-    from ..masks.intervals import IntervalMask
     from .exchange import Ring
 
 Tensor = torch.Tensor
@@ -24,7 +23,7 @@ class Part:
 
     rows: slice
     keys: slice
-    mask: Band | IntervalMask
+    mask: Band
 
 
 def choose_parts(ring: Ring, seqlen: int, *, causal: bool) -> list[Part]:

@@ -125,7 +125,7 @@ def find_key_ranges(smallest: list[list[int]], seqlen: int) -> dict[tuple[int, i
                 start = max(first - other * half, 0) + (0 if other == source else half)
                 known = ranges.get((rank, source))
                 start = start if known is None else min(start, known.start)
-                # Of a later rank both chunks are before our last chunk, of an earlier one, one is.
+                # Both chunks of a later rank are before our last chunk, but one of an earlier rank.
                 end = half if source < rank else seqlen
                 ranges[rank, source] = slice(start - start % KEYS, end)
     return ranges
@@ -183,27 +183,26 @@ def group_steps(lengths: list[list[int]], most: int) -> list[list[int]]:
     return groups
 
 
-def find_intervals(  # noqa: PLR0913, PLR0917
-    rank: int, source: int, size: int, first_key: Tensor, rows: slice, keys: slice
+def find_intervals(
+    ring: Ring, source: int, first_key: Tensor, rows: slice, keys: slice
 ) -> IntervalMask:
     """Return which of a range of keys a range of queries sees.
 
     Both chunks of a rank are in the order of the sequence: a range of positions is a range of keys.
 
     Args:
-        rank: The rank with the queries.
+        ring: The ranks; this one has the queries.
         source: The rank with the keys.
-        size: The number of ranks.
         first_key: As in `ring_attention`.
         rows: The queries. Keys of another rank must be before all of them.
         keys: The keys.
     """
-    half, length = first_key.shape[-1] // 2, keys.stop - keys.start
+    half, length, size = first_key.shape[-1] // 2, keys.stop - keys.start, ring.size
     first = first_key[..., rows].long()
-    if source != rank and (keys.start >= half or keys.stop <= half):  # of one chunk
+    if source != ring.rank and (keys.start >= half or keys.stop <= half):  # of one chunk
         before = (2 * size - 1 - source) * half - half if keys.start >= half else source * half
         begin = first - (before + keys.start)
     else:
         begin = count_before(first, source, size, half) - keys.start
     end = torch.full_like(begin, length)
-    return IntervalMask.of(begin, end, seqlen_k=length, causal=source == rank)
+    return IntervalMask.of(begin, end, seqlen_k=length, causal=source == ring.rank)

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ..attention.arguments import choose_scale, is_transformed, prepare_inputs, require_tensor
 from ..attention.autograd import cut_head_dim, pad_head_dims
-from ..attention.layouts import HEAD_DIM_STEP, dtype_name
+from ..attention.layouts import dtype_name
 from ..attention.results import choose_result
 from ..attention.support import require_kernels
 from ..errors import FlashDistError
@@ -133,8 +133,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     if q.device.type == "cuda":
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
     head_dim_v = v.shape[-1]
-    if q.shape[-1] % HEAD_DIM_STEP or head_dim_v % HEAD_DIM_STEP:  # padding by nothing would copy
-        q, k, v = pad_head_dims(q, k, v)
+    q, k, v = pad_head_dims(q, k, v)
     how: dict[str, Any] = {"batch_invariant": bool(batch_invariant), "ieee": ieee}
     problem = Problem(Band(), scale, budget=workspace_budget(), **how)
     if first_key is None:

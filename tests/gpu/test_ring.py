@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from queue import SimpleQueue
-from threading import Barrier
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from flash_dist.context_parallel.documents import DocumentAttention, plan_call
-from flash_dist.context_parallel.exchange import Arriving, Gathered, Messages, Ring
+from flash_dist.context_parallel.exchange import Ring
 from flash_dist.context_parallel.parts import choose_parts
 from flash_dist.context_parallel.ring import _RingAttention
 from flash_dist.context_parallel.shards import positions
@@ -29,65 +26,11 @@ from tests.reference import (
     compute_exact,
     random_problem,
 )
+from tests.ring_threads import Links, Threads, differentiate
 
 Tensor = torch.Tensor
-Queue = SimpleQueue[tuple[Tensor, ...]]
 CHUNK = 97  # tokens per chunk; a rank has two chunks
 LIMITS = {torch.bfloat16: 0.02, torch.float16: 0.003, torch.float32: 2e-5}  # of the largest value
-SECONDS = 60.0  # to wait for a rank that has failed
-
-
-class Links:
-    """What connects ranks: a queue for each pair, and a board that all can read."""
-
-    def __init__(self, size: int) -> None:
-        self.queues: list[list[Queue]] = [[SimpleQueue() for _ in range(size)] for _ in range(size)]
-        self.board: list[Any] = [None] * size
-        self.barrier = Barrier(size, timeout=SECONDS)
-
-
-@dataclass
-class Coming:
-    """Tensors that another thread puts into a queue; a stub of a process group's Work."""
-
-    received: tuple[Tensor, ...]
-    link: Queue
-
-    def wait(self) -> None:
-        for into, x in zip(self.received, self.link.get(timeout=SECONDS), strict=True):
-            into.copy_(x)
-
-
-@dataclass(frozen=True)
-class Threads(Ring):
-    """A ring whose ranks are threads of this process, all on one stream."""
-
-    links: Links
-
-    def pass_on(self, *tensors: Tensor) -> Arriving:
-        if self.size == 1:
-            return super().pass_on(*tensors)
-        queues = self.links.queues
-        queues[self.rank][self.find_user(1)].put(tuple(x.clone() for x in tensors))
-        received = tuple(torch.full_like(x, torch.nan) for x in tensors)
-        work: Any = Coming(received, queues[self.find_source(1)][self.rank])
-        return Arriving(received, tensors, (work,))
-
-    def exchange(self, sent: Messages, received: Messages) -> Arriving:
-        for peer, x in sent:
-            self.links.queues[self.rank][peer].put((x.clone(),))
-        works: list[Any] = [
-            Coming((x.fill_(torch.nan),), self.links.queues[peer][self.rank])
-            for peer, x in received
-        ]
-        return Arriving(tuple(x for _, x in received), tuple(x for _, x in sent), works)
-
-    def gather(self, numbers: Tensor) -> Gathered:
-        self.links.board[self.rank] = numbers
-        self.links.barrier.wait()
-        everyone = torch.stack(self.links.board).cpu()
-        self.links.barrier.wait()
-        return Gathered(everyone, None)
 
 
 def run_rank(rank: int, links: Links, problem: Problem, first_key: Tensor | None) -> list[Tensor]:
@@ -103,13 +46,7 @@ def run_rank(rank: int, links: Links, problem: Problem, first_key: Tensor | None
         call = ring, call, choose_parts(ring, len(mine), causal=bool(problem.options))
     else:
         function, call = DocumentAttention, plan_call(ring, call, first_key[mine])
-    ctx = SimpleNamespace(set_materialize_grads=lambda _: None)
-    ctx.save_for_backward = lambda *saved: setattr(ctx, "saved_tensors", saved)
-    with torch.no_grad():
-        out, lse = function.forward(ctx, q, k, v, call)
-        backward: Any = function.backward
-        *grads, _ = backward(ctx, dout, problem.dlse[..., mine])
-    return [out, lse, *grads]
+    return differentiate(function, (q, k, v), call, (dout, problem.dlse[..., mine]))
 
 
 def attend(problem: Problem, size: int, first_key: Tensor | None) -> dict[str, Tensor]:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
-from threading import Barrier
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +15,6 @@ import torch
 from flash_dist import flash_attn_func
 from flash_dist.context_parallel import plan
 from flash_dist.context_parallel.documents import DocumentAttention, plan_call
-from flash_dist.context_parallel.exchange import Arriving, Gathered, Messages, Ring
 from flash_dist.context_parallel.merge import add_attention
 from flash_dist.context_parallel.plan import group_steps
 from flash_dist.context_parallel.shards import positions
@@ -26,64 +22,15 @@ from flash_dist.kernels import operators
 from flash_dist.kernels.budget import workspace_budget
 from flash_dist.kernels.problem import Problem
 from flash_dist.masks import Band, IntervalMask
+from tests.ring_threads import Links, Threads, differentiate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Tensor = torch.Tensor
-SECONDS = 60.0  # to wait for a rank that has failed
 SCALE = 0.3
 HEADS, HEADS_KV, HEAD_DIM, HEAD_DIM_V = 4, 2, 4, 3
 MASKS = ("documents", "one document", "own tokens", "any")
-
-
-class Links:
-    """What connects the threads, and how many elements each has sent."""
-
-    def __init__(self, size: int) -> None:
-        self.queues: list[list[SimpleQueue[Tensor]]] = [
-            [SimpleQueue() for _ in range(size)] for _ in range(size)
-        ]
-        self.board: list[Any] = [None] * size
-        self.barrier = Barrier(size, timeout=SECONDS)
-        self.sent = [0] * size
-
-
-@dataclass
-class Coming:
-    """A tensor that another thread puts into a queue; a stub of a process group's Work."""
-
-    into: Tensor
-    queue: SimpleQueue[Tensor]
-
-    def wait(self) -> None:
-        x = self.queue.get(timeout=SECONDS)
-        assert x.shape == self.into.shape
-        self.into.copy_(x)
-
-
-@dataclass(frozen=True)
-class Threads(Ring):
-    """A ring whose ranks are threads of this process."""
-
-    links: Links
-
-    def exchange(self, sent: Messages, received: Messages) -> Arriving:
-        for peer, x in sent:
-            assert x.is_contiguous()
-            self.links.queues[self.rank][peer].put(x.clone())
-            self.links.sent[self.rank] += x.numel()
-        works: list[Any] = [
-            Coming(x.fill_(torch.nan), self.links.queues[peer][self.rank]) for peer, x in received
-        ]
-        return Arriving(tuple(x for _, x in received), tuple(x for _, x in sent), works)
-
-    def gather(self, numbers: Tensor) -> Gathered:
-        self.links.board[self.rank] = numbers
-        self.links.barrier.wait()
-        everyone = torch.stack(self.links.board)
-        self.links.barrier.wait()
-        return Gathered(everyone, None)
 
 
 @dataclass(frozen=True)
@@ -141,14 +88,9 @@ def draw_first_key(seqlen: int, mask: str, generator: torch.Generator) -> Tensor
 def run_rank(rank: int, links: Links, shard: Shard) -> list[Tensor]:
     """Return out, lse, dq, dk and dv of a rank."""
     ring = Threads(None, rank, len(links.board), links)
-    ctx = SimpleNamespace(set_materialize_grads=lambda _: None)
-    ctx.save_for_backward = lambda *saved: setattr(ctx, "saved_tensors", saved)
     call = plan_call(ring, Problem(Band(), SCALE, budget=workspace_budget()), shard.first_key)
-    with torch.no_grad():
-        out, lse = DocumentAttention.forward(ctx, shard.q, shard.k, shard.v, call)
-        backward: Any = DocumentAttention.backward
-        *gradients, _ = backward(ctx, shard.dout, shard.dlse)
-    return [out, lse, *gradients]
+    tensors, upstream = (shard.q, shard.k, shard.v), (shard.dout, shard.dlse)
+    return differentiate(DocumentAttention, tensors, call, upstream)
 
 
 def attend(whole: Shard, size: int) -> tuple[list[list[Tensor]], list[int]]:

@@ -96,7 +96,7 @@ struct BiasGradientSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V>
     Stage stage[STAGES];
     alignas(1024) uint8_t bias[BIAS_STAGES][BIAS_BYTES];
     BiasVisitItem item[ITEMS];
-    // Of the loader: its tile, and the mask codes of the visits that its lanes look at.
+    // The loader's tile, and the mask codes of the visits that its lanes look at.
     BiasTileWork tile;
     int4 codes[2 * 32];
     uint64_t full[STAGES], empty[STAGES];
