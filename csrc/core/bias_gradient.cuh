@@ -11,6 +11,7 @@
 #pragma once
 
 #include "core/bias.cuh"
+#include "core/bias_visits.cuh"
 #include "core/config.h"
 #include "core/dropout.cuh"
 #include "core/ds_scale.h"
@@ -43,41 +44,16 @@ struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// A block's tile of the bias, and the range of its visits.
+// A block's tile of the bias, and its visits.
 struct BiasBlock {
-  int key_tile, query_tile, head, batch;  // position in the bias
-  int64_t part;                           // index of (split, batch entry, head)
-  int first, end;                         // range of the visits' indices
+  int key_tile, query_tile;
+  BiasPart part;
 
   __device__ __forceinline__ explicit BiasBlock(const BiasGradientParams& p) {
-    int rest = fresh_block();
-    key_tile = rest % p.key_tiles;
-    rest /= p.key_tiles;
+    const int number = fresh_block(), rest = number / p.key_tiles;
+    key_tile = number % p.key_tiles;
     query_tile = rest % p.query_tiles;
-    part = rest /= p.query_tiles;
-    head = rest % p.heads;
-    rest /= p.heads;
-    batch = rest % p.batches;
-    const int split = rest / p.batches;
-    const int64_t visits = p.visits;
-    first = static_cast<int>(visits * split / p.splits);
-    end = static_cast<int>(visits * (split + 1) / p.splits);
-  }
-};
-
-// A visit: one batch entry and query head that use this tile of the bias.
-struct BiasVisit {
-  int batch, head;
-
-  __device__ __forceinline__ BiasVisit(const BiasGradientParams& p, const BiasBlock& block,
-                                       int number)
-      : batch(block.batch), head(block.head) {
-    if (p.heads == 1) {  // all query heads share the bias
-      const int num_heads_q = p.p.num_heads_kv * p.p.group;
-      head = number % num_heads_q;
-      number /= num_heads_q;
-    }
-    if (p.batches == 1) batch = number;
+    part = {p, rest / p.query_tiles};
   }
 };
 
@@ -143,7 +119,7 @@ struct BiasGradient {
 
   // Returns whether a packed document, whose mask is a band, has visible scores in the tile.
   __device__ __forceinline__ bool is_visible(int number) const {
-    const BiasVisit visit(params, block, number);
+    const BiasVisit visit(params, block.part, number);
     const Sequence sequence(p, visit.batch);
     const Mask mask = mask_of(visit, sequence);
     return row0 < sequence.seqlen_q && mask.band_begin(row0) < key0 + BIAS_TILE &&
@@ -153,26 +129,26 @@ struct BiasGradient {
   // Finds the first visit, and returns the number of visits: 0 if all have the same mask and it
   // masks the whole tile.
   __device__ __forceinline__ int count_visits(int& first) const {
-    first = block.first;
+    first = block.part.first;
     if (!is_packed()) {
-      if (p.mask.batch_planes != 0 || p.mask.head_planes != 0) return block.end - first;
-      const BiasVisit visit(params, block, first);  // all visits have the same mask
+      if (p.mask.batch_planes != 0 || p.mask.head_planes != 0) return block.part.end - first;
+      const BiasVisit visit(params, block.part, first);  // all visits have the same mask
       const Mask mask = mask_of(visit, Sequence(0, 0, p.seqlen_q, p.seqlen_k));
-      return code_of_tile(mask, row0, key0) == TILE_EMPTY ? 0 : block.end - first;
+      return code_of_tile(mask, row0, key0) == TILE_EMPTY ? 0 : block.part.end - first;
     }
     int visits = 0;
 #pragma unroll 1
-    for (int number = block.end - 1; number >= block.first; --number) {
+    for (int number = block.part.end - 1; number >= block.part.first; --number) {
       if (is_visible(number)) ++visits, first = number;
     }
     return visits;
   }
 
-  // Moves `number` to the next visit, or to block.end after the last one.
+  // Moves `number` to the next visit, or to block.part.end after the last one.
   __device__ __forceinline__ void advance(int& number) const {
     do {
       ++number;
-    } while (is_packed() && number < block.end && !is_visible(number));
+    } while (is_packed() && number < block.part.end && !is_visible(number));
   }
 
   __device__ __forceinline__ uint32_t a(int s) const {
@@ -190,7 +166,7 @@ struct BiasGradient {
 
   // Starts the copies of a step of a visit.
   __device__ __forceinline__ void fetch(Copies& copies, int number, int step, int s) const {
-    const BiasVisit visit(params, block, number);
+    const BiasVisit visit(params, block.part, number);
     const Sequence sequence(p, visit.batch);
     const int head_kv = visit.head / p.group;
     const int head_in_group = visit.head - head_kv * p.group;
@@ -213,7 +189,7 @@ struct BiasGradient {
 
   // dBias += P * (dP - delta), from S and dP.
   __device__ __forceinline__ void add(Scores& sum, Scores& s, Scores& dp, int number) const {
-    const BiasVisit visit(params, block, number);
+    const BiasVisit visit(params, block.part, number);
     const Sequence sequence(p, visit.batch);
     const Mask mask = mask_of(visit, sequence);
     const int code = code_of_tile(mask, row0, key0);
@@ -253,7 +229,7 @@ struct BiasGradient {
     const int lane = threadIdx.x % 32;
     const int keys = params.sums_keys ? params.key_tiles : p.seqlen_k;
     const int queries = params.sums_queries ? params.query_tiles : p.seqlen_q;
-    float* out = params.parts + block.part * queries * keys;
+    float* out = params.parts + int64_t{block.part.index} * queries * keys;
     if (params.sums_keys) sum_keys(sum);
     if (params.sums_queries) {
       sum_queries(sum, shared);
@@ -290,7 +266,7 @@ struct BiasGradient {
   __device__ __forceinline__ void begin(Scores& s, int number) const {
     s.clear();
     if constexpr (sizeof(E) == 2) {
-      const BiasVisit visit(params, block, number);
+      const BiasVisit visit(params, block.part, number);
       begin_or_add<BeginWithBias>(s, visit, Sequence(p, visit.batch));
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "bwd_bias_plans.h"
+#include "core/bias_visits.cuh"
 #include "core/config.h"
 #include "core/panels.cuh"
 #include "sm90/bwd/config.h"
@@ -20,28 +21,19 @@ struct BiasGradientSm90Params : DkdvBiasSm90Params {
 
 // A tile of a block.
 struct BiasTileWork {
-  int row0, key0;   // first query and key
-  int head, batch;  // of the bias
-  int part;         // index of (split, batch entry, head)
-  int first, end;   // range of visits
+  int row0, key0;  // first query and key
+  BiasPart part;
 
   __device__ __forceinline__ BiasTileWork(const BiasGradientSm90Params& p, int number, int block_m,
                                           int block_n) {
-    int rest = number / p.key_tiles;
+    const int rest = number / p.key_tiles;
     const int query_tile = rest % p.query_tiles;
     // Rotated by the query tile: a block that would get the same key tile in each round would get
     // only long or only short tiles of a causal mask.
     const int key_tile = (number % p.key_tiles + query_tile) % p.key_tiles;
     row0 = query_tile * block_m;
     key0 = key_tile * block_n;
-    part = rest /= p.query_tiles;
-    head = rest % p.heads;
-    rest /= p.heads;
-    batch = rest % p.batches;
-    const int split = rest / p.batches;
-    const int64_t visits = p.visits;
-    first = static_cast<int>(visits * split / p.splits);
-    end = static_cast<int>(visits * (split + 1) / p.splits);
+    part = {p, rest / p.query_tiles};
   }
 };
 

@@ -33,14 +33,14 @@ struct BiasGradientLoader {
       if (lane == 0) smem.tile = {params, number, Config::BLOCK_M, Config::BLOCK_N};
       __syncwarp();
       const BiasTileWork& tile = smem.tile;
-      int chunk = tile.first - 32;  // lane i looks at visit chunk + i
-      unsigned visible = 0;         // visits of the chunk that are still to come
+      int chunk = tile.part.first - 32;  // lane i looks at visit chunk + i
+      unsigned visible = 0;              // visits of the chunk that are still to come
       int next = find(tile, chunk, visible);
       int flags = Item::FIRST | (next < 0 ? Item::EMPTY : 0);
 #pragma unroll 1
       do {
         const int visit = max(next, 0);
-        const int slot = (visit - tile.first) % (2 * 32);
+        const int slot = (visit - tile.part.first) % (2 * 32);
         if (next >= 0) next = find(tile, chunk, visible);
         if (next < 0) flags |= Item::LAST;
         if (lane == 0) add(tile, visit, smem.codes[slot], flags);
@@ -71,13 +71,13 @@ struct BiasGradientLoader {
 #pragma unroll 1
     while (visible == 0) {
       chunk += 32;
-      if (chunk >= tile.end) return -1;
+      if (chunk >= tile.part.end) return -1;
       const int own = chunk + threadIdx.x % 32;
       VisitCodes codes;
-      if (own < tile.end) codes.find(params, tile, own);
+      if (own < tile.part.end) codes.find(params, tile, own);
       __syncwarp();  // lane 0 has read the codes that were there
-      smem.codes[(own - tile.first) % (2 * 32)] = {codes.of[0], codes.of[1], codes.of[2],
-                                                   codes.of[3]};
+      smem.codes[(own - tile.part.first) % (2 * 32)] = {codes.of[0], codes.of[1], codes.of[2],
+                                                        codes.of[3]};
       visible = __ballot_sync(0xffffffffu, codes.any());
       __syncwarp();  // lane 0 may read the codes
     }
@@ -89,7 +89,7 @@ struct BiasGradientLoader {
   // Passes a visit on to the consumers.
   __device__ __forceinline__ void add(const BiasTileWork& tile, int number, const int4& codes,
                                       int flags) {
-    const BiasVisitPlace visit(params, tile, number);
+    const BiasVisit visit(params, tile.part, number);
     const Sequence sequence(p, visit.batch);
     wait_for_place();
     describe(smem.item[items++ % Config::ITEMS], tile, visit, sequence, codes, flags);
@@ -109,7 +109,7 @@ struct BiasGradientLoader {
   }
 
   __device__ __forceinline__ void describe(Item& item, const BiasTileWork& tile,
-                                           const BiasVisitPlace& visit, const Sequence& sequence,
+                                           const BiasVisit& visit, const Sequence& sequence,
                                            const int4& codes, int flags) const {
     item.flags = flags;
     item.batch = visit.batch;
@@ -118,7 +118,8 @@ struct BiasGradientLoader {
     item.key0 = tile.key0;
     item.code[0] = codes.x, item.code[1] = codes.y, item.code[2] = codes.z, item.code[3] = codes.w;
     item.statistics = statistics_begin(p, visit.batch, visit.head, sequence.q0) + tile.row0;
-    item.sum = (static_cast<int64_t>(tile.part) * p.seqlen_q + tile.row0) * p.seqlen_k + tile.key0;
+    item.sum =
+        (static_cast<int64_t>(tile.part.index) * p.seqlen_q + tile.row0) * p.seqlen_k + tile.key0;
   }
 
   // Loads the panels of a product, a stage each.
@@ -152,8 +153,8 @@ struct BiasGradientLoader {
   // the tile's first visit have started, which do not wait for this place.
   __device__ __forceinline__ void load_bias(const BiasTileWork& tile) {
     const int width = p.bias.is_fp32 ? 2 : 1;  // columns of 16 bits per key
-    BoxPlace at{width * tile.key0, tile.row0, 0, tile.head * params.bias_axes.head_kv,
-                tile.batch * params.bias_axes.batch};
+    BoxPlace at{width * tile.key0, tile.row0, 0, tile.part.head * params.bias_axes.head_kv,
+                tile.part.batch * params.bias_axes.batch};
 #pragma unroll 1
     for (int i = 0; i < width; ++i, biases.advance()) {
       // Orders the consumers' reads of this stage, for an earlier tile, before the copies.

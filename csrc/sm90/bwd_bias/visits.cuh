@@ -1,5 +1,4 @@
-// The visits of a tile of the gradient of a bias on Hopper: the batch entries and query heads that
-// share the tile's part of the bias.
+// The mask of a visit's scores, for the gradient of a bias on Hopper.
 #pragma once
 
 #include "core/mask.cuh"
@@ -7,22 +6,6 @@
 #include "sm90/bwd_bias/config.h"
 
 namespace flash_dist {
-
-// The batch entry and query head of a visit.
-struct BiasVisitPlace {
-  int batch, head;
-
-  __device__ __forceinline__ BiasVisitPlace(const BiasGradientSm90Params& all,
-                                            const BiasTileWork& tile, int number)
-      : batch(tile.batch), head(tile.head) {
-    if (all.heads == 1) {  // all query heads share the bias
-      const int num_heads_q = all.p.num_heads_kv * all.p.group;
-      head = number % num_heads_q;
-      number /= num_heads_q;
-    }
-    if (all.batches == 1) batch = number;
-  }
-};
 
 // The mask codes of a visit's four quarters of 64 x 64 scores: 2 * (query half) + key half.
 struct VisitCodes {
@@ -38,7 +21,7 @@ struct VisitCodes {
   __device__ __forceinline__ void find(const BiasGradientSm90Params& all, const BiasTileWork& tile,
                                        int number) {
     const BwdParams& p = all.p;
-    const BiasVisitPlace visit(all, tile, number);
+    const BiasVisit visit(all, tile.part, number);
     const Sequence sequence(p, visit.batch);
     if (tile.row0 >= sequence.seqlen_q || tile.key0 >= sequence.seqlen_k) return;
     const Mask mask(p.mask, MaskPlace(p.mask, sequence, visit.batch, visit.head));
