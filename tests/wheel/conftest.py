@@ -1,19 +1,23 @@
-"""Processes that are the ranks of one group, on the CPU."""
+"""The modules that wheel tests share with others, and processes that are the ranks of one group."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+# Last, for `tests` alone: the installed package comes first, as the one beside it has no kernels.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 MOST_RANKS = 4
 LIMIT = timedelta(seconds=120)  # for a rank to wait for a rank that has failed

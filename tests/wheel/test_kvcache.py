@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -19,17 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flash_dist
 from flash_dist.attention.decoding import cache_checks
 from flash_dist.errors import FlashDistError
+from tests.kvcache import SMALL, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.kvcache import SMALL, Problem
-else:  # otherwise it would be the sources' package, without kernels
-    path = Path(__file__).resolve().parents[1] / "kvcache.py"
-    spec = importlib.util.spec_from_file_location("kvcache_problems", path)
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    SMALL, Problem = module.SMALL, module.Problem
+    from pathlib import Path
 
 
 def int32(*numbers: int) -> torch.Tensor:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 import flash_dist
 from flash_dist.compat import flash_mla
-
-if TYPE_CHECKING:
-    from tests.mla import SMALL, Problem
-else:  # otherwise it would be the sources' package, without kernels
-    path = Path(__file__).resolve().parents[1] / "mla.py"
-    spec = importlib.util.spec_from_file_location("mla_problems", path)
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    SMALL, Problem = module.SMALL, module.Problem
+from tests.mla import SMALL, Problem
 
 
 def int32(*numbers: int) -> torch.Tensor:
