@@ -3,27 +3,35 @@
 `dist/release.json` records each complete step with the SHA-256 of every file that it made. A step
 is skipped if its request, the files of the steps before it and its own files are unchanged. A step
 that was killed is not recorded, so it is repeated.
+
+SIGKILL ends a release, but not the processes that it has started. The environment variable `MARK`
+identifies them, and a release does not start while one of them is running.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import KernelsError
+from ...product import VARIABLES
+from ...targets.wording import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 RECORD: Final = "release.json"
 VERSION: Final = 1
+MARK: Final = f"{VARIABLES}RELEASE_DIST"  # in the environment of each step: the release's dist/
 
 
 class StepError(KernelsError):
-    """A step ended without an error, and made no file."""
+    """A step ended without an error, and made no file; or another release is running."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,44 @@ def walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], No
         The names of the skipped steps.
 
     Raises:
-        StepError: A step made none of its files.
+        StepError: A step made none of its files, or processes of another release into this folder
+            are running.
     """
+    with _marked(dist):
+        return _walk(dist, basis, steps, run)
+
+
+def find_running(dist: Path) -> dict[int, str]:
+    """Return other processes that belong to a release into a folder: command lines by PID."""
+    mark = os.fsencode(f"{MARK}={dist.resolve()}")
+    running = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                words = (process / "cmdline").read_bytes().strip(b"\0").split(b"\0")
+                running[int(process.name)] = os.fsdecode(b" ".join(words))
+    running.pop(os.getpid(), None)
+    return running
+
+
+@contextmanager
+def _marked(dist: Path) -> Iterator[None]:
+    """Mark all processes that are started meanwhile as part of this release."""
+    running = find_running(dist)
+    if running:
+        shown = ", ".join(f"{pid} `{line}`" for pid, line in list(running.items())[:3])
+        number = count(len(running), "process", "processes")
+        message = f"another release into `{dist}` is still running: {number}, such as {shown}"
+        pids = " ".join(map(str, running))
+        raise StepError(message, hint=f"wait until it ends, or `kill {pids}`; then start again")
+    os.environ[MARK] = str(dist.resolve())
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
+
+
+def _walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], None]) -> list[str]:
     recorded, skipped = _read(dist), []
     for step in steps:
         asked = _digest([basis, step.name, step.asked])

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from flash_dist.toolkit.make.project import ROOT
-from flash_dist.toolkit.make.release.steps import RECORD, Step, StepError, hash_files, walk
+from flash_dist.toolkit.make.release.steps import (
+    MARK,
+    RECORD,
+    Step,
+    StepError,
+    find_running,
+    hash_files,
+    walk,
+)
 from tests.unit.toolkit.make.release.test_channels import load_noxfile
 
 if TYPE_CHECKING:
@@ -86,6 +96,42 @@ def test_a_failed_step_is_not_recorded(runner: Runner) -> None:
         with pytest.raises(StepError, match=r"`nothing` made no file nothing/\* in"):
             walk(runner.dist, "commit", steps, runner)
     assert runner.ran[-2:] == ["nothing", "nothing"]
+
+
+STEP = "import time; print('started', flush=True); time.sleep(600)"
+PARENT = """
+import pathlib, subprocess, sys
+from flash_dist.toolkit.make.release.steps import Step, walk
+
+def run(step):
+    subprocess.run([sys.executable, "-c", sys.argv[2]], check=True)
+
+walk(pathlib.Path(sys.argv[1]), "commit", [Step("build")], run)
+"""
+
+
+def test_a_release_does_not_start_beside_a_step_of_a_killed_one(runner: Runner) -> None:
+    words = [sys.executable, "-c", PARENT, str(runner.dist), STEP]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        assert parent.stdout.readline() == b"started\n"
+        parent.kill()
+    running = find_running(runner.dist)
+    try:
+        (pid,) = running
+        said = rf"is still running: 1 process, such as {pid} `.*time\.sleep"
+        with pytest.raises(StepError, match=said) as refused:
+            runner.walk()
+        assert refused.value.hint == f"wait until it ends, or `kill {pid}`; then start again"
+        assert runner.ran == []
+        assert find_running(runner.dist / "another") == {}
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+    while find_running(runner.dist):
+        time.sleep(0.01)
+    assert runner.walk() == (["build", "judge", "pack"], [])
+    assert MARK not in os.environ
 
 
 # Runs real steps on a small wheel. The process kills itself before the N-th change of a file.
