@@ -5,8 +5,8 @@
 
 namespace flash_dist {
 
-// Each thread reads back what it has written, 16 bytes at a time. Adjacent threads use adjacent
-// memory.
+// O, top and sum of a work tile in global memory. Each thread reads back what it has written, 16
+// bytes at a time. Adjacent threads use adjacent memory.
 template <class Place, int OT>
 struct TileRest {
   using Config = typename Place::Config;
