@@ -94,7 +94,7 @@ const char* find_problem_beside_bias(Params p, const View& like_out) {
   return find_problem<Config>(p, like_out);
 }
 
-// Arguments of make_maps() for one view: its tensor map gets boxes of box_rows rows.
+// Arguments of make_maps() for the tensor map of one view, with boxes of box_rows rows.
 struct MapRequest {
   CUtensorMap* map;
   AxisSteps* steps;

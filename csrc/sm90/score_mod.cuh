@@ -51,7 +51,7 @@ struct NearTanh {
 struct ScoreModParams {
   float inside;   // factor of q . k: scale', or scale / c under a cap
   float cap;      // c'; 0: no soft cap
-  NearTanh near;  // gives t; in the forward, c' t
+  NearTanh near;  // approximates t; in the forward, c' t
 };
 
 template <class Params>  // FwdParams or BwdParams, whose scores are filled in

@@ -32,7 +32,7 @@ struct StageBarriers {
       mbarrier_init(shared_address(&empty[i]), consumer_warps);
     }
   }
-  // Waits until the consumers have read the next stage. Stages are empty at first.
+  // Waits until the next stage is empty: the consumers have read it, or it was never filled.
   __device__ __forceinline__ void wait_for_place(const Ring<STAGES>& ring) const {
     mbarrier_wait(shared_address(&empty[ring.stage()]), ring.parity() ^ 1);
   }

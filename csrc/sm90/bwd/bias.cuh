@@ -190,7 +190,7 @@ struct BwdSm90BiasElements {
   }
 
   // Loads 16-bit biases in pairs. Register 2 * n + h belongs to queries 8 * n to 8 * n + 7 and keys
-  // 8 * h to 8 * h + 7. Of these it holds query lane / 4, and keys 2 * (lane % 4) and the next one.
+  // 8 * h to 8 * h + 7. Of these it holds query lane / 4 and the two keys from 2 * (lane % 4) on.
   template <class Load>
   __device__ __forceinline__ void fetch_pairs(Fragment& x, const uint8_t* head, int row0, int key0,
                                               Load load) const {

@@ -58,8 +58,8 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int CLUSTER = Plan::CLUSTER;  // number of blocks that share a key tile: 1 or 2
-  // Registers of each role, for setmaxnreg. Together they must not exceed the block's registers at
-  // launch.
+  // Registers per thread of each role, for setmaxnreg. All roles together must not use more
+  // registers than the block has at launch.
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = 240;
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
@@ -207,11 +207,11 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     DkdvSm90Work work;
     uint64_t keys_full;
     StageBarriers<Plan::STAGES> barriers;
-    uint64_t described[DQ_ITEMS];
-    uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
-    uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];
-    uint64_t dq_read;                 // the only stage of dQ has been read
-    __device__ SmemOfAll() = delete;  // overlaid on shared memory, never constructed
+    uint64_t described[DQ_ITEMS];                      // the item of dQ may be read
+    uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];  // dS^T is stored; it has been read
+    uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];  // the stage may be used; it has been used
+    uint64_t dq_read;                                  // the only stage of dQ has been read
+    __device__ SmemOfAll() = delete;                   // layout of shared memory, never constructed
   };
   struct SmemWithBias : SmemOfAll {
     uint64_t bias_full[DS_STAGES];

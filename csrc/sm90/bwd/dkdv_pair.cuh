@@ -10,9 +10,9 @@
 // Shared    K or V (for the block's lifetime), STAGES stages of Q and dO, and of lse or delta.
 //           Block 0 reads Q, and block 1 reads dO, long before the other tile of the stage. So each
 //           tile has its own barriers.
-// Pipeline  As with one block. The first product of a stage runs together with the second product
-//           of the previous stage. During the latter, P^T of the stage is computed and sent, or
-//           dS^T is computed and stored: the product that still runs reads other fragments.
+// Pipeline  As in dkdv.cuh. The first product of a stage runs together with the second product of
+//           the previous stage. During the latter, P^T of the stage is computed and sent, or dS^T
+//           is computed and stored: the product that still runs reads other fragments.
 #pragma once
 
 #include "ptx/cluster.cuh"

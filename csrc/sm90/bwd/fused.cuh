@@ -93,8 +93,8 @@ struct FusedSm90 {
   using OwnBiasTile = std::conditional_t<Config::BIAS_IS_FP32, BwdSm90Fp32BiasTile<Config>,
                                          BwdSm90BiasTile<Config>>;
 
-  // Named barriers, after those of stages.cuh and ONE_CONSUMER + 2 of warpgroup 3. KEYS_CLEARED: K
-  // has zeros for missing keys. KEYS_READ: K and V may be overwritten. APART: see stagger().
+  // Named barriers. ONE_CONSUMER + 2 is that of warpgroup 3. KEYS_CLEARED: K has zeros for missing
+  // keys. KEYS_READ: K and V may be overwritten. APART: see stagger().
   enum KeyBarrier : int { KEYS_CLEARED = ONE_CONSUMER + 3, KEYS_READ, APART };
   static constexpr int KEY_READERS = (Config::WARPGROUPS - 1) * WARPGROUP;
   static constexpr int DQ_WARPS = (Config::KEYS_MULTIPLY ? Config::CONSUMERS : 1) * WARPS_OF_GROUP;
@@ -451,7 +451,7 @@ struct FusedSm90 {
     if (thread.elected) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
   }
 
-  // Adds the products of a stage to dK and dV. If its scores are all masked, stores dS^T = 0 only.
+  // Adds the products of a stage to dK and dV. If its scores are all masked, stores only dS^T = 0.
   __device__ __forceinline__ void step(DkSum& dk, DvSum& dv, const OwnThread& thread,
                                        const Stages& stages) const {
     smem.barriers.wait_for_data(stages);

@@ -60,9 +60,9 @@ struct FusedCursor : DkdvCursor<Config> {
   }
 };
 
-// A block's place in the order in which the blocks with keys visible to a query tile add to the
-// tile's dQ. The blocks begin in this order, too: from the last keys to the first, or from the
-// first to the last.
+// The blocks with keys visible to a query tile add to the tile's dQ in a fixed order, and this is a
+// block's place in it. The blocks also begin in this order: from the last keys to the first, or
+// from the first to the last.
 struct DqOrder {
   int before;  // number of earlier blocks; -1: none of this block's keys is visible to the tile
   bool is_last;

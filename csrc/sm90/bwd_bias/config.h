@@ -43,7 +43,7 @@ struct BiasVisitItem {
   int flags;           // FIRST, LAST: of the tile's visits. EMPTY: no products. END: no more tiles
   int batch, head;     // of the visit
   int row0, key0;      // first query and key of the tile
-  int code[4];         // mask codes of the tile's quarters: 2 * (query half) + key half
+  int code[4];         // mask codes of the tile's quarters, at 2 * (query half) + key half
   int64_t statistics;  // index of row0's lse and delta
   int64_t sum;         // index of the tile's first sum
 };

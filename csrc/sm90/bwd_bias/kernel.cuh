@@ -5,10 +5,10 @@
 // Grid      One block per multiprocessor. Block b computes tiles b, b + grid, b + 2 grid, ... A
 //           tile has 128 x 128 sums over all its visits (core/bias_gradient.cuh) in ascending
 //           order, or over one split of them. So the order of summation depends on shapes alone.
-// Block     One loading warp (loader.cuh), and 2 warpgroups of 64 queries each, which compute S and
-//           dP of a visit at once and do not wait for each other: one multiplies while the other
-//           computes exponentials. The sums stay in registers and are written once, rounded if the
-//           bias has 16 bits and its visits are not split.
+// Block     One loading warp (loader.cuh), and 2 warpgroups of 64 queries each. A warpgroup
+//           computes S and dP of a visit together. It does not wait for the other: one multiplies
+//           while the other computes exponentials. The sums stay in registers and are written once,
+//           rounded if the bias has 16 bits and its visits are not split.
 // Shared    A ring of STAGES panels: 64 columns of Q and K, or of dO and V. A ring of BIAS_STAGES
 //           for the bias of a tile, which is loaded once for all visits. Items, which describe
 //           visits.
@@ -309,7 +309,7 @@ struct BiasGradientSm90 {
 #pragma unroll
         for (int e = 2 * h; e < 2 * h + 2; ++e) {
           const float weight = s.x[0][n][e];
-          // NOTE: V of a masked key may be NaN.
+          // NOTE: dP of a masked score may be NaN, because V of its key may be.
           if (exists && weight != 0.0f) {
             sum.x[0][n][e] = fmaf(weight, dp.x[0][n][e] - minus, sum.x[0][n][e]);
           }

@@ -1,5 +1,5 @@
-// The bias of the forward kernel for Hopper, from global memory to the scores: s * scale + bias,
-// and -inf where the bias masks (core/bias.cuh).
+// The bias of the forward kernel for Hopper, from global memory to the scores: s * scale + bias, or
+// -inf where the bias masks the score (core/bias.cuh).
 //
 // A stage has two panels (core/panels.cuh) with 128 bytes per query: the biases of 128 keys in 16
 // bits, or of 64 keys in fp32. So a step of 128 keys takes one stage or two. A loading thread fills
@@ -36,7 +36,7 @@ struct FwdBiasSm90Tiles : FwdSm90Tiles<Config, Config::BLOCK_N, KeySource::BOTH>
   static constexpr int BIAS_KEYS = 2 * BIAS_PANEL;                   // keys per stage
   static constexpr int BIAS_PARTS = Config::BLOCK_N / BIAS_KEYS;     // stages per step
   using Biases = Ring<Config::BIAS_STAGES>;
-  using BiasFragment = uint32_t[BIAS_PARTS][32];  // biases per stage: 16-bit pairs, or fp32
+  using BiasFragment = uint32_t[BIAS_PARTS][32];  // per stage: pairs of 16-bit biases, or fp32
   static_assert(Config::ONE_MAINLOOP && Config::BLOCK_N % BIAS_KEYS == 0 && Config::TAIL_N == 0);
 };
 

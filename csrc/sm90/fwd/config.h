@@ -13,8 +13,8 @@
 
 namespace flash_dist {
 
-// Where a tile of out is staged: in its own shared memory; in the memory of Q, which is released
-// after the store; or nowhere, if registers are stored directly.
+// Memory in which a tile of out is staged. OWN: its own. QUERIES: that of Q, which is released
+// after the store. NONE: registers are stored directly to global memory.
 enum class OutStage { OWN, QUERIES, NONE };
 
 struct FwdSm90Params {

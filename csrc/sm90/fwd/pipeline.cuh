@@ -372,7 +372,7 @@ struct FwdSm90Pipeline {
     return exp2_approx(f.bound - softmax.row_max[0][h] * scale_log2);
   }
 
-  // Returns whether rounded P show that a score may exceed the largest so far.
+  // Returns whether a score may exceed the largest so far, according to rounded P.
   __device__ __forceinline__ bool may_be_larger(const Probabilities& p) const {
     bool may = false;
 #pragma unroll

@@ -276,7 +276,7 @@ class FwdPairConsumer {
     mbarrier_wait(full, stats_parity_);
     stats_parity_ ^= 1;
     const int lane = fresh_thread() % 32;
-    if (lane == 0) mbarrier_expect(full, Config::Exchange::STATS_BYTES);  // of the next stats
+    if (lane == 0) mbarrier_expect(full, Config::Exchange::STATS_BYTES);  // for the next stats
     __syncwarp();
     return load_shared_8(shared_address(&smem_.exchange.stats[warp()][lane / 4]));
   }
@@ -295,7 +295,7 @@ class FwdPairConsumer {
     }
   }
   // Loads P of the other block's step of a pair. Returns a value that depends on all loads, so that
-  // zero_behind() can order a later store behind them.
+  // zero_behind() can order a later store after them.
   __device__ __forceinline__ uint32_t take_weights(Weights& p, int pair) const {
     const uint32_t full = shared_address(&smem_.exchange.weights_full[warp()]);
     mbarrier_wait(full, pair % 2);

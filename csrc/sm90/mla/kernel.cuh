@@ -1,4 +1,4 @@
-// Attention of many heads to a cache of latent keys (MLA), on wgmma: the values are the first
+// Attention of many heads to a cache of latent keys (MLA), with wgmma: the values are the first
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
 // Grid      As many blocks as the GPU holds, one for each split of the key blocks of all sequences

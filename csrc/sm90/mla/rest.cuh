@@ -1,4 +1,4 @@
-// O of a block's work tile while a group is computed: it is kept in global memory, cached by L2.
+// Keeps O of a block's work tile in global memory, cached by L2, while a group is computed.
 #pragma once
 
 #include "core/decode_rows.cuh"
