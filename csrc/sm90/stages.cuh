@@ -15,7 +15,7 @@ namespace flash_dist {
 enum ConsumerBarrier : int { ALL_CONSUMERS = 1, ONE_CONSUMER };
 
 // consumer(): index of this thread's warpgroup among the consumers. warp_of_consumer(): index of
-// its warp in the warpgroup.
+// this thread's warp in the warpgroup.
 __device__ __forceinline__ int consumer() { return fresh_thread() / WARPGROUP - 1; }
 __device__ __forceinline__ int warp_of_consumer() { return fresh_thread() / 32 % WARPS_OF_GROUP; }
 

@@ -6,9 +6,9 @@
 
 namespace flash_dist {
 
-// Returns why this tile does not serve a call; null if it does. Calls with more rows than a tile of
-// 64 rows are left to the larger tile, if there is one. With at most 64 rows, no other block reads
-// the same keys: two small blocks per multiprocessor load at once, and one computes while the other
+// Returns why this tile does not serve a call; null if it does. A tile of 64 rows leaves calls with
+// more rows to the larger tile, if there is one. With at most 64 rows, no other block reads the
+// same keys: two small blocks per multiprocessor load at once, and one computes while the other
 // waits. More rows share the keys in one larger block.
 template <class Config>
 const char* refuse_decode_sm90(const void* params) {

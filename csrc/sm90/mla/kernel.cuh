@@ -16,7 +16,7 @@
 // Order     The first consumer adds P @ V of the first tile and then of the second; the second
 //           consumer adds its own tile first. So the panels of each consumer's own tile are free,
 //           and are filled for its next S, before its O is complete. Row maxima are whole numbers
-//           (exception: sm90/mla/weights.cuh), so rescaling is exact, even of P of the first tile.
+//           (exception: sm90/mla/weights.cuh), so rescaling is exact, even for P of the first tile.
 //
 // O of 64 rows fills the registers: there is no room for both O of a group and O of a work tile. So
 // each group has one online softmax over its tiles, and splits never cut it. O of the previous

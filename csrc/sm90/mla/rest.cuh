@@ -11,8 +11,8 @@ template <class Place, int OT>
 struct TileRest {
   using Config = typename Place::Config;
   static constexpr int CHUNKS = OT + 1;  // 16-byte chunks per lane: top and sum of its rows, then O
-  // The data fit in the two kept partials of the split, which have room for 2 * partial_rows rows.
-  // In the tightest case, 17 rows, two warps write 16 rows each; with more rows more room is left.
+  // The data fit in the two partials reserved per split, which have room for 2 * partial_rows rows.
+  // In the tightest case, 17 rows, two warps write 16 rows each; with more rows, more room is left.
   static_assert(Config::Splits::RESTING == 2);
   static_assert(2 * Config::CONSUMERS * CHUNKS * 32 * 4 <= 2 * 17 * Config::HEAD_DIM_V);
 
