@@ -10,7 +10,7 @@
 
 namespace flash_dist {
 
-// Rows and other axes of the tensors of a call: q for q, out and dout; k for k and v.
+// Rows and other axes of the tensors. rows_q, q: of q, out and dout. rows_k, k: of k and v.
 struct CallAxes {
   int rows_q, rows_k;
   Axes q, k;
@@ -82,7 +82,7 @@ const char* find_problem(const Params& p, const View& like_out) {
   return find_problem<Config>(p, like_out, CallAxes(p));
 }
 
-// Like find_problem(), for kernels that add a bias. Does not check the bias itself.
+// Like find_problem(), for kernels that add a bias. Does not check how the bias is stored.
 template <class Config, class Params>
 const char* find_problem_beside_bias(Params p, const View& like_out) {
   if (p.bias.data == nullptr) return "it is for calls with a bias";
@@ -94,7 +94,7 @@ const char* find_problem_beside_bias(Params p, const View& like_out) {
   return find_problem<Config>(p, like_out);
 }
 
-// Arguments of make_maps() for one view: its tensor map gets boxes of box_rows rows.
+// Arguments of make_maps() for the tensor map of one view, with boxes of box_rows rows.
 struct MapRequest {
   CUtensorMap* map;
   AxisSteps* steps;
@@ -115,7 +115,7 @@ cudaError_t make_maps(const MapRequest (&requests)[COUNT]) {
   return cudaSuccess;
 }
 
-// Makes the tensor map of the bias, and stores it and its boxes' rows in the kernel's parameters.
+// Makes the tensor map of the bias. Stores the map, and its rows per box, in `all`.
 template <class Config, class Params>
 cudaError_t make_bias_map(Params& all) {
   const BiasTensor bias(all.p);

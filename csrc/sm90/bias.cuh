@@ -1,4 +1,4 @@
-// Biases in registers, for the Hopper kernels. A bias that masks its key (core/bias.cuh) becomes
+// Biases in registers, for the Hopper kernels. A bias that masks its score (core/bias.cuh) becomes
 // -inf.
 #pragma once
 

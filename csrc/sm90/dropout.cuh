@@ -29,7 +29,7 @@ struct QueryDropout : DropoutState {
         query(row0 / 2 + fresh_thread() % 32 / 4),
         key(fresh_thread() % 4) {}
 
-  // Sets dropped elements of the A operand of the 16 keys from first_key on to 0.
+  // Zeroes the dropped elements of `a`, the A operand of P for the 16 keys from first_key on.
   __device__ __forceinline__ void drop(uint32_t (&a)[4], int first_key) const {
     uint32_t x[1][4] = {{query, key + first_key / 4, sequence_head, offset}};
     philox(x, this->key0, this->key1);
@@ -72,7 +72,7 @@ struct KeyDropout : DropoutState {
   }
 };
 
-// Finds the first key of each part of a step (sm90/steps.cuh) once, for all rows.
+// The first key of each part of a step (sm90/steps.cuh), found once for all rows.
 template <class Steps>
 struct StepKeys {
   static constexpr int PARTS = Steps::PARTS == 0 ? 1 : Steps::PARTS;

@@ -9,8 +9,8 @@ constexpr int WARPGROUP = 128;
 constexpr int WARPS_OF_GROUP = WARPGROUP / 32;
 
 // True if the block's registers at launch suffice for its roles: a loading warpgroup and
-// `consumers` more. of_loader, of_consumer: registers per thread, multiples of 8. A warp that
-// requests too many waits forever.
+// `consumers` consumer warpgroups. of_loader, of_consumer: registers per thread, multiples of 8. A
+// warp that requests too many waits forever.
 constexpr bool has_registers(int consumers, int of_loader, int of_consumer) {
   const int warpgroups = 1 + consumers;
   return of_loader + consumers * of_consumer <=

@@ -12,10 +12,10 @@
 
 namespace flash_dist {
 
-// Zeroes those of a tile's first ROWS rows that are outside `keep`, in all PANELS * 64 columns.
-// Their weight in a product is 0, but a NaN in them would spread. THREADS threads call this;
-// `thread` is this thread's index among them. The caller must then call fence_proxy_async() and
-// wait at a barrier.
+// Zeroes the rows outside `keep` among the first ROWS rows of a tile, in all PANELS * 64 columns.
+// Their weight in a product is 0, but a NaN in them would still make the sum NaN. THREADS threads
+// call this; `thread` is this thread's index among them. The caller must then call
+// fence_proxy_async() and wait at a barrier.
 template <class Tile, int ROWS, int PANELS, int THREADS>
 __device__ __forceinline__ void clear_rows(uint32_t tile, const RowSpan& keep, int thread) {
   constexpr int CHUNKS = PANELS * 8;  // 16-byte chunks per row
@@ -109,7 +109,7 @@ __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint32_t
   const int barrier = ONE_CONSUMER + consumer();
   barrier_sync(barrier, WARPGROUP);  // all warps have read the tile
   stage_rows<Tile, Target, T>(c, tile);
-  barrier_sync(barrier, WARPGROUP);
+  barrier_sync(barrier, WARPGROUP);  // all warps have written the tile
   copy_rows<Tile, NT>(tile, dst, row_stride, rows, columns);
 }
 

@@ -51,7 +51,7 @@ struct NearTanh {
 struct ScoreModParams {
   float inside;   // factor of q . k: scale', or scale / c under a cap
   float cap;      // c'; 0: no soft cap
-  NearTanh near;  // gives t; in the forward, c' t
+  NearTanh near;  // approximates t; in the forward, c' t
 };
 
 template <class Params>  // FwdParams or BwdParams, whose scores are filled in
@@ -90,7 +90,7 @@ __device__ __forceinline__ void replace_scores(Accumulator<1, NT>& s, float insi
 template <bool TRANSPOSED>
 struct AlibiBias {
   float minus_slope;
-  float first;  // i + seqlen_k - seqlen_q - j of this lane's first score
+  float first;  // i + seqlen_k - seqlen_q - j of this lane's first score (query i, key j)
 
   // Makes the bias of a warp's fragment. row0: the fragment's first query plus seqlen_k - seqlen_q.
   // key0: the fragment's first key.
@@ -130,7 +130,7 @@ FwdScoreModParams make_fwd_score_mod(const Params& p) {
   return {base, bounded ? std::fmin(base.cap, 100.0f - base.cap) : 0.0f};
 }
 
-// Under a cap, replaces the products q . k in `s` by scores times log2 e, less p.top.
+// Replaces the products q . k in `s` by c' t - p.top. Only for calls with a cap.
 template <int NT>
 __device__ __forceinline__ void apply_softcap(Accumulator<1, NT>& s, const FwdScoreModParams& p) {
   replace_scores(
@@ -173,10 +173,10 @@ __device__ __forceinline__ void begin_softcap(Accumulator<1, NT>& x, const Score
   replace_scores(x, p.inside, [&](float score) { return score * p.near.factor(score); }, tanh_far);
 }
 
-// Computes P^T, and P^T * (1 - t^2) under a cap or else P^T again, for dS^T; multiplies both by
-// 2^SHIFT. x: scores with keys along the rows, after begin_softcap(). keep(k, weight, product)
-// receives both results for the 16 queries from 16 * k on, once their scores are no longer needed.
-// lse: address in shared memory of the first query's lse, in base 2.
+// Computes weight = 2^SHIFT P^T, and the product from which dS^T is computed: weight * (1 - t^2)
+// under a cap, else weight. x: scores with keys along the rows, after begin_softcap(). keep(k,
+// weight, product) receives both for the 16 queries from 16 * k on, once their scores are no longer
+// needed. lse: address in shared memory of the first query's lse, in base 2.
 template <int SHIFT, int NT, class Keep>
 __device__ __forceinline__ void weigh(const Accumulator<1, NT>& x, uint32_t lse,
                                       const ScoreModParams& p, const AlibiBias<true>& alibi,

@@ -1,14 +1,14 @@
-// How the fused backward kernel for Hopper reads a bias (core/bias.cuh): there are two ways.
+// The two ways in which the fused backward kernel for Hopper reads a bias (core/bias.cuh).
 //
-// BiasTile: the loading thread copies boxes by TMA to a stage of dS^T: for each warpgroup 64
-// queries and 64 keys of 16 bits, or twice 32 keys of fp32. A warp reads the biases of its 16 keys
-// transposed. Later its warpgroup stores dS^T in the same memory. With fp32 there are half as many
-// stages, each of twice the size.
+// BwdSm90BiasTile: the loading thread copies boxes to a stage of dS^T by TMA. A warpgroup gets 64
+// queries x 64 keys in 16 bits, or twice 64 queries x 32 keys in fp32 (BwdSm90Fp32BiasTile). A warp
+// reads the biases of its 16 keys transposed. Later its warpgroup stores dS^T in the same memory.
+// With fp32 there are half as many stages, each of twice the size.
 //
-// BiasElements: while S^T is computed, a warp reads the biases of its 16 keys and of a stage's 64
-// queries from global memory. A 16-bit pair in memory holds two neighbouring keys; movmatrix turns
-// it into a pair of neighbouring queries. BiasElements serves biases that no tensor map describes.
-// On an H200, these calls took longer with bytes fetched into L2 ahead of time, by row or by line.
+// BwdSm90BiasElements: for biases that no tensor map describes. While S^T is computed, a warp reads
+// the biases of its 16 keys and a stage's 64 queries from global memory. A 16-bit pair in memory
+// holds two adjacent keys; movmatrix turns it into a pair of adjacent queries. On an H200, fetching
+// such a bias into L2 ahead of time, by row or by line, made calls slower.
 #pragma once
 
 #include "bwd_bias_plans.h"
@@ -53,8 +53,8 @@ const char* refuse_fused_bias_sm90(const void* params) {
   return nullptr;
 }
 
-// Returns what L2 should do with a bias. If no two heads or batch entries share its numbers, they
-// are read once, and should not replace queries or sums of dQ.
+// Returns the L2 priority of a bias. If no queries, heads or batch entries share its elements, each
+// is read once, and should not evict queries or sums of dQ.
 template <class Params>
 __device__ __forceinline__ Caching caching_of_bias(const Params& params) {
   const BwdParams& p = params.p;
@@ -190,7 +190,7 @@ struct BwdSm90BiasElements {
   }
 
   // Loads 16-bit biases in pairs. Register 2 * n + h belongs to queries 8 * n to 8 * n + 7 and keys
-  // 8 * h to 8 * h + 7. Of these it holds query lane / 4, and keys 2 * (lane % 4) and the next one.
+  // 8 * h to 8 * h + 7. Of these it holds query lane / 4 and the two keys from 2 * (lane % 4) on.
   template <class Load>
   __device__ __forceinline__ void fetch_pairs(Fragment& x, const uint8_t* head, int row0, int key0,
                                               Load load) const {

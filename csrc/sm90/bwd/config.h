@@ -40,8 +40,8 @@ struct DqSm90Params {
   BwdParams p;
 };
 
-// How a kernel reads a bias: by TMA into the stages of dS^T (BOXES for 16 bits, FP32_BOXES), or
-// from global memory (ELEMENTS).
+// How a kernel reads a bias: in boxes by TMA (BOXES; the fused kernel needs FP32_BOXES for fp32),
+// or with loads from global memory (ELEMENTS).
 enum class BiasLoads { NONE, BOXES, FP32_BOXES, ELEMENTS };
 
 // The configuration of a plan from kernels.toml. PLAN: the plan's entry in smem_plans.
@@ -58,8 +58,8 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int CLUSTER = Plan::CLUSTER;  // number of blocks that share a key tile: 1 or 2
-  // Registers of each role, for setmaxnreg. Together they must not exceed the block's registers at
-  // launch.
+  // Registers per thread of each role, for setmaxnreg. All roles together must not use more
+  // registers than the block has at launch.
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = 240;
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
@@ -146,7 +146,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   // True if the warpgroups of keys also compute dQ, because their dK and dV leave no registers for
-  // a warpgroup of dQ.
+  // a separate warpgroup of dQ.
   static constexpr bool KEYS_MULTIPLY = HEAD_DIM + HEAD_DIM_V > 256;
   static_assert(!DROPS || !KEYS_MULTIPLY, "dV is added behind dS, for which P^T has marks");
   static constexpr int WARPGROUPS = CONSUMERS + (KEYS_MULTIPLY ? 1 : 2);  // including the loader
@@ -167,7 +167,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int DQ_STAGES = Plan::DQ_STAGES;
   static_assert(!KEYS_MULTIPLY || (DS_STAGES == 1 && DQ_STAGES == 1));
   // Threads that store dQ: one per stage, or two that share the only stage. NOTE: three threads
-  // cannot share a stage: one that waits for dq_read cannot tell a phase from the phase two before.
+  // cannot share a stage, because a thread that waits for dq_read tests only the phase's parity.
   static constexpr int DQ_THREADS = KEYS_MULTIPLY ? 2 : DQ_STAGES;
   static_assert(DQ_THREADS < WARPS_OF_GROUP, "each has a warp beside the one that loads");
   // The number of items of dQ in shared memory. Each thread that stores dQ works on one item and
@@ -179,7 +179,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using QTile = Panels<BLOCK_M>;
   using DsTile = Panels<BLOCK_N>;  // dS^T of a stage; a row is a key
   // A warpgroup's bias, in the memory where the warpgroup later stores dS^T; a row is a query. In
-  // fp32 it has a second panel, behind the dS^T of both warpgroups.
+  // fp32 it has a second panel, after the dS^T of both warpgroups.
   using BiasTile = Panels<BLOCK_M>;
   static constexpr int BIAS_PANELS = BIAS_IS_FP32 ? 2 : 1;
   static constexpr int DS_BYTES = DsTile::count(BLOCK_M) * DsTile::BYTES;
@@ -207,11 +207,11 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     DkdvSm90Work work;
     uint64_t keys_full;
     StageBarriers<Plan::STAGES> barriers;
-    uint64_t described[DQ_ITEMS];
-    uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
-    uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];
-    uint64_t dq_read;                 // the only stage of dQ has been read
-    __device__ SmemOfAll() = delete;  // overlaid on shared memory, never constructed
+    uint64_t described[DQ_ITEMS];                      // the item of dQ may be read
+    uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];  // dS^T is stored; it has been read
+    uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];  // the stage may be used; it has been used
+    uint64_t dq_read;                                  // the only stage of dQ has been read
+    __device__ SmemOfAll() = delete;                   // layout of shared memory, never constructed
   };
   struct SmemWithBias : SmemOfAll {
     uint64_t bias_full[DS_STAGES];

@@ -1,17 +1,17 @@
-// dK and dV on Hopper, and dS for the dQ product: the key side of the backward. No atomics: a block
-// owns its keys.
+// dK and dV on Hopper, and dS for the dQ product: the key side of the backward. It needs no
+// atomics, because each block owns its keys.
 //
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
-// Grid      x = one block for each key tile of each (batch, kv head) pair of the chunk and group
-//           split.
+// Grid      x = one block for each key tile and group split of each (batch, kv head) pair of the
+//           chunk.
 // Block     One loading thread in its own warpgroup, and 2 warpgroups of 64 keys each. A warpgroup
 //           skips tiles that are masked for its keys. P^T and dS^T stay in registers as A operands.
 // Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse and delta.
 // Pipeline  The query tiles of every query head of the split, head by head, in ascending order.
-//           This is the order of summation. dP^T is computed while P^T is, and dV while dS^T is.
-//           Between query chunks the sums are kept in global memory.
+//           This is the order of summation. The product for dP^T runs while P^T is computed, and
+//           the one for dV while dS^T is. Between query chunks the sums are kept in global memory.
 //
 // If the registers of one block cannot hold both sums, two blocks share the keys (dkdv_pair.cuh).
 #pragma once
@@ -175,7 +175,7 @@ __device__ __forceinline__ void dkdv_of_block(const typename Config::Params& par
     mbarriers_made();
     find_dkdv_work<Config>(smem.work, p, block, sequence);
   }
-  __syncthreads();
+  __syncthreads();  // the work and the barriers are initialized
 
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();

@@ -8,11 +8,11 @@
 //           of SLOTS places in the shared memory of block 1. In fp16 it sends 2^8 P^T: below 2^-14
 //           P would lose bits, and so would dS. dV and dS are scaled back.
 // Shared    K or V (for the block's lifetime), STAGES stages of Q and dO, and of lse or delta.
-//           Block 0 has read Q, and block 1 has read dO, long before the other tile of a stage. So
-//           each tile has its own barriers.
-// Pipeline  As with one block. The first product of a stage runs together with the second product
-//           of the previous stage. During the latter, P^T of the stage is computed and sent, or
-//           dS^T is computed and stored: the product that still runs reads other fragments.
+//           Block 0 reads Q, and block 1 reads dO, long before the other tile of the stage. So each
+//           tile has its own barriers.
+// Pipeline  As in dkdv.cuh. The first product of a stage runs together with the second product of
+//           the previous stage. During the latter, P^T of the stage is computed and sent, or dS^T
+//           is computed and stored: the product that still runs reads other fragments.
 #pragma once
 
 #include "ptx/cluster.cuh"
@@ -123,7 +123,7 @@ struct DkdvOfPair {
   __device__ __forceinline__ uint32_t own_keys() const {
     return shared_address(smem.keys) + steps.group_row0() * KTile::ROW_BYTES;
   }
-  // Return the addresses of a stage's tiles: Q, then dO in block 0; dO, then Q in block 1.
+  // first_tile, second_tile: addresses of a stage's Q and dO in block 0, of dO and Q in block 1.
   __device__ __forceinline__ uint32_t first_tile(const Stages& stages) const {
     auto& stage = smem.stage[stages.stage()];
     return shared_address(IS_SCORES ? stage.q : stage.dout);
@@ -322,8 +322,8 @@ struct DkdvOfPair {
   }
 
   // Converts scores with soft cap or ALiBi, after begin_softcap(), to P^T in place, because
-  // products still read the fragments. Also computes `products`, from which the other block
-  // computes dS^T.
+  // products in flight still read the fragments. Also computes `products`, from which the other
+  // block computes dS^T.
   __device__ __forceinline__ void weigh_modified(Scores& x, Fragments& products,
                                                  const float* lse_log2,
                                                  const AlibiBias<true>& alibi) const {
@@ -442,7 +442,7 @@ __device__ __forceinline__ void run_role(const typename Config::Params& params,
     find_dkdv_work<Config>(smem.work, params.p, block, sequence);
   }
   __syncwarp();
-  cluster_sync();
+  cluster_sync();  // the work and the barriers of both blocks are initialized
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();
     if (threadIdx.x == 0) role.load();

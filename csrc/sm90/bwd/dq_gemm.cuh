@@ -102,8 +102,8 @@ struct DqGemmSm90 {
     if constexpr (Config::CLUSTER == 1) return 0;
     return fresh_block() % Config::CLUSTER * COLUMNS;
   }
-  // Returns how many blocks of 16 keys exist from key0 on. dS of later blocks need not have been
-  // stored.
+  // Returns the number of blocks of 16 keys from key0 to the last key. dS of blocks past the last
+  // key may not have been stored.
   __device__ __forceinline__ int blocks_of(int key0) const {
     return (work.sequence.seqlen_k - key0 + 15) / 16;
   }

@@ -109,8 +109,8 @@ struct DqSum : DqColumns<Config, Config::HEAD_DIM == 96 ? 96 : 64> {
   }
 };
 
-// The columns of dQ that warpgroup `half` (0 or 1) of keys computes: those of the first or the last
-// of the three panels of K, and half of the middle panel. The functions return where these columns
+// The columns of dQ that key warpgroup `half` (0 or 1) computes: those of the first or the last of
+// the three panels of K, and half of the middle panel. The functions return where these columns
 // begin in dQ, in the tile of K and in a stage.
 template <class Config>
 struct DqHalf {

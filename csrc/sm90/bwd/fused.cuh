@@ -5,8 +5,8 @@
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q        dQ = dS @ K
 //
-// Grid      x = one block for each key tile of each (batch, kv head) pair of the chunk, group split
-//           and query split. A tile scheduler, an atomic counter, gives each block its tile.
+// Grid      x = one block for each key tile, group split and query split of each (batch, kv head)
+//           pair of the chunk. A tile scheduler, an atomic counter, gives each block its tile.
 // Block     Warpgroup 0: one thread loads, and threads of other warps store dQ to global memory.
 //           Each of these threads describes its own items: one thread would be too slow for all.
 //           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh). At
@@ -17,35 +17,35 @@
 // Pipeline  The block's query tiles, for every query head of the split: head by head, the tiles of
 //           a head in ascending order. If the first keys come first: tiles in descending order, all
 //           heads of a tile before the next tile. This is the order of summation of dK and dV. If
-//           the registers hold both products of scores, dP^T is computed while P^T is, and dV while
-//           dS^T is. The warpgroups of keys do not wait for each other, so that one multiplies
-//           while the other computes exponentials. The exception is 192/128, where each
-//           warpgroup reads all of dS^T after its dK.
+//           the registers hold both S^T and dP^T, the product for dP^T runs while P^T is computed,
+//           and the one for dV while dS^T is. The warpgroups of keys do not wait for each other, so
+//           that one multiplies while the other computes exponentials. The exception is 192/128,
+//           where each warpgroup reads all of dS^T after its product for dK.
 //
-// Order     The dQ of a query tile is summed over the key blocks that see the tile, from the last
+// Order     The dQ of a query tile is summed over the key blocks visible to the tile, from the last
 //           keys to the first, or from the first to the last (BwdParams::first_keys_first). The sum
 //           is in fp32 in global memory, in the order of the registers of warpgroup 3. The first
 //           block stores its part, and the next blocks add theirs. The last block adds the sum to
-//           its part, scales and rounds it, and writes dQ. The semaphore of a tile counts the
-//           blocks that are done with the tile. find_order() numbers the blocks that see a tile 0,
-//           1, 2, ... without a gap. Queries that no block sees are set to zero by the block of the
-//           first keys.
+//           its part, scales and rounds the result, and writes it to dQ. The semaphore of a tile
+//           counts the blocks that have added to the sum. find_order() numbers the blocks of a tile
+//           0, 1, 2, ... without a gap. For query tiles without a visible key, the block of the
+//           first keys sets dQ to zero.
 //
-// Choice    of the order: under a causal mask the first keys are visible to the most queries. With
-//           the last keys first, the blocks of a round begin at once, each at the queries of its
-//           keys. But the longest blocks begin last, and in each round the blocks begin at queries
-//           further apart than in the round before, at the end further than L2 reaches. With the
-//           first keys first, all blocks begin at the last queries, wait for each other's
-//           semaphores in the first round, and then stay one step apart, however long the sequence
-//           is. Blocks that end are followed by shorter ones.
+// Choice    Under a causal mask the first keys are visible to the most queries. With the last keys
+//           first, the blocks of a round (those that run together) begin at once, each at the
+//           queries of its keys. But the longest blocks begin last, and from round to round the
+//           blocks begin at queries further apart, until these no longer fit in L2. With the first
+//           keys first, all blocks begin at the last queries, wait for each other's semaphores in
+//           the first round, and then stay one step apart, however long the sequence is. Later
+//           blocks are shorter.
 //
 // No deadlock: a block waits only for blocks of its own group (pair, group split, query split) that
 // come earlier in the order. The tile scheduler assigns the tiles of a group in that order, so
 // these blocks have smaller numbers: they run or have run, whatever the mask is, and in whatever
-// order the hardware starts blocks. The block with the smallest number that has not ended waits for
-// no block. Within a block, all roles pass on the stages of a ring in the order of items. NOTE: the
-// order follows from the mask's arrays and cu_seqlens, which each block reads itself. If they
-// change meanwhile, blocks may wait forever.
+// order the hardware starts blocks. Of the blocks that have not ended, the one with the smallest
+// number waits for no block. Within a block, all roles use the stages of a ring in the order of
+// items. NOTE: the order follows from the mask's arrays and cu_seqlens, which each block reads
+// itself. If they change during the kernel, blocks may wait forever.
 #pragma once
 
 #include "core/uncovered.cuh"
@@ -82,24 +82,24 @@ struct FusedSm90 {
 
   using BiasTile = typename Config::BiasTile;
   static constexpr bool BIAS_IN_TILES = Config::BIAS_IN_BOXES;
-  // True if the bias of an item is fetched into L2 before its stage is free. At head_dim 128 there
-  // is one stage, which is refilled late: with 16384 keys on an H200, the backward with a bias in
-  // fp32 then runs at 0.71 of the speed without a bias. At head_dim 64, fetches cost time: 0.61
-  // instead of 0.67.
+  // True if the bias of an item is fetched into L2 before its stage is free. Measured with 16384
+  // keys on an H200, relative to the speed without a bias: at head_dim 128, where the only stage is
+  // refilled late, an fp32 bias reaches 0.71 with these fetches. At head_dim 64, it reaches 0.61
+  // with them and 0.67 without.
   static constexpr bool PREFETCHES_BIAS = Config::BIAS_IS_FP32 && Config::DS_STAGES == 1;
-  // True if L2 evicts a bias that is read once before other bytes. At head_dim 128 this costs time:
-  // 0.57 instead of 0.71.
+  // True if a bias that is read only once gets the L2 priority EVICT_FIRST. At head_dim 128 this
+  // costs time: 0.57 of the speed without a bias, instead of 0.71.
   static constexpr bool EVICTS_BIAS = Config::BIAS_IS_FP32 && !PREFETCHES_BIAS;
   using OwnBiasTile = std::conditional_t<Config::BIAS_IS_FP32, BwdSm90Fp32BiasTile<Config>,
                                          BwdSm90BiasTile<Config>>;
 
-  // Named barriers, in addition to those of sm90/stages.cuh, of which ONE_CONSUMER + 2 belongs to
-  // warpgroup 3.
+  // Named barriers. ONE_CONSUMER + 2 is that of warpgroup 3. KEYS_CLEARED: K has zeros for missing
+  // keys. KEYS_READ: K and V may be overwritten. APART: see stagger().
   enum KeyBarrier : int { KEYS_CLEARED = ONE_CONSUMER + 3, KEYS_READ, APART };
   static constexpr int KEY_READERS = (Config::WARPGROUPS - 1) * WARPGROUP;
   static constexpr int DQ_WARPS = (Config::KEYS_MULTIPLY ? Config::CONSUMERS : 1) * WARPS_OF_GROUP;
 
-  // In fp16, if dS^T is computed from rounded values (P^T, or its products with soft cap or ALiBi),
+  // In fp16, if dS^T is computed from rounded values (P^T, or `products` with soft cap or ALiBi),
   // these are multiplied by 2^8: below 2^-14 they would lose bits, and so would dS. dV and dS are
   // scaled back.
   static constexpr int SHIFT =
@@ -166,9 +166,9 @@ struct FusedSm90 {
     }
   }
 
-  // Stores dQ in one thread of warp number `warp`. The thread has its own stage of dQ, or shares
-  // the only stage with another thread. It arrives at `ready` when a part of dQ may be written to
-  // the stage, or when the sum may be read from the stage.
+  // Stores dQ, in one thread. warp: the thread's index among those that store dQ. The thread has
+  // its own stage of dQ, or shares the only stage with another thread. `ready` completes when a
+  // part of dQ may be written to the stage, or when the sum may be read from the stage.
   __device__ __forceinline__ void store_dq(int warp) const {
     constexpr bool TAKES_TURNS = Config::DQ_THREADS > Config::DQ_STAGES;
     const int number = TAKES_TURNS ? 0 : warp;
@@ -369,7 +369,7 @@ struct FusedSm90 {
     fence_proxy_async_global();
   }
 
-  // Constants of a thread of a warpgroup of keys, computed before the loop unless KEYS_MULTIPLY.
+  // Constants of a thread of the key warpgroups, computed before the loop unless KEYS_MULTIPLY.
   // NOTE: `half` comes from a shuffle, which tells the compiler that all lanes have the same value.
   // The compiler then keeps derived values in uniform registers, and puts no loads of matrix
   // descriptors between the products.
@@ -451,7 +451,7 @@ struct FusedSm90 {
     if (thread.elected) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
   }
 
-  // Adds the products of a stage to dK and dV, unless all of its scores are masked.
+  // Adds the products of a stage to dK and dV. If its scores are all masked, stores only dS^T = 0.
   __device__ __forceinline__ void step(DkSum& dk, DvSum& dv, const OwnThread& thread,
                                        const Stages& stages) const {
     smem.barriers.wait_for_data(stages);
@@ -474,8 +474,8 @@ struct FusedSm90 {
     }
   }
 
-  // Computes this warpgroup's half of the columns of dQ. One earlier product may still be in flight;
-  // after() is called when that one is complete. The caller reports this half by hand_over().
+  // Computes this warpgroup's half of the columns of dQ. One earlier product may still be in
+  // flight; calls after() when it is complete. The caller must then call hand_over().
   template <class After>
   __device__ __forceinline__ void sum_half(const Thread& thread, const Gradients& place,
                                            const After& after) const {
@@ -517,7 +517,7 @@ struct FusedSm90 {
     columns.finish(stage, p.softmax_scale, DqRows(p, work, item), column);
   }
   // Reports that this warp has written its part of dQ, or has read the sum. Called in the next
-  // step, after the first product of that step was issued.
+  // step, after the first product of that step has been issued.
   __device__ __forceinline__ void hand_over() const {
     fence_proxy_async();
     arrive_with_warp(smem.dq_done[0]);
@@ -765,7 +765,7 @@ struct FusedSm90 {
   }
 };
 
-// Zeroes dq of the queries that see no key. Only the block of the first keys does so.
+// Zeroes dq of query tiles without a visible key. Only the blocks of key 0 and query split 0 do so.
 template <class Config>
 __device__ __forceinline__ void clear_masked_queries(const BwdParams& p, const DkdvBlock& block,
                                                      const Sequence& sequence) {
@@ -807,8 +807,8 @@ __device__ __forceinline__ void clear_masked_queries(const BwdParams& p, const D
   }
 }
 
-// Returns the query split of a block, and removes it from place.group, which then numbers the pair
-// and the group split. The last queries come first: under a causal mask they see the most keys.
+// Returns the query split of a block. Removes it from place.group, which then numbers the pair and
+// the group split. The last queries come first: with a causal mask, most keys are visible to them.
 __device__ __forceinline__ int take_query_split(BlockPlace& place, const BwdParams& p) {
   const int groups = p.units * p.group_split;
   const int rank = place.group / groups;
@@ -842,7 +842,7 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
     smem.work.sequence = sequence;
     if (block.key0 < sequence.seqlen_k) find_dkdv_work<Config>(smem.work, p, block, sequence);
   }
-  __syncthreads();
+  __syncthreads();  // the work and the barriers are initialized
   clear_masked_queries<Config>(p, smem.work.block, smem.work.sequence);
   if (smem.work.block.key0 >= smem.work.sequence.seqlen_k) return;
 

@@ -14,7 +14,7 @@ struct DkdvSm90Work : DkdvWork {
   DkdvBlock block;
   Sequence sequence;
   RowSpan keys;  // the keys that exist
-  int items;
+  int items;     // number of pipeline items
 };
 
 template <class Config>
@@ -33,8 +33,8 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
 
 // Cursor over the items of a block of the fused kernel. With first_keys_first, it visits the query
 // tiles from the last to the first, and all heads of a tile before the next tile. A block then
-// stays at least one step behind the blocks of earlier keys, after which it adds to dQ. NOTE: head
-// by head, it would reach the next head before those blocks, whose keys are visible to more
+// stays at least one step behind the blocks of earlier keys, which add to dQ before it does. NOTE:
+// head by head, it would reach the next head before those blocks, whose keys are visible to more
 // queries, and would wait for them.
 template <class Config>
 struct FusedCursor : DkdvCursor<Config> {
@@ -60,9 +60,9 @@ struct FusedCursor : DkdvCursor<Config> {
   }
 };
 
-// A block's place in the order in which the blocks with keys visible to a query tile add to the
-// tile's dQ. The blocks begin in this order, too: from the last keys to the first, or from the
-// first to the last.
+// The blocks with keys visible to a query tile add to the tile's dQ in a fixed order, and this is a
+// block's place in it. The blocks also begin in this order: from the last keys to the first, or
+// from the first to the last.
 struct DqOrder {
   int before;  // number of earlier blocks; -1: none of this block's keys is visible to the tile
   bool is_last;

@@ -12,14 +12,14 @@ namespace flash_dist {
 
 struct BiasGradientSm90Params : DkdvBiasSm90Params {
   void* sums;                  // [splits, batches, heads, seqlen_q, seqlen_k]
-  bool rounds;                 // sums are in 16 bits, else in fp32
+  bool rounds;                 // true: sums are in the dtype of q; false: in fp32
   int batches, heads;          // of the bias: 1 if broadcast
   int visits, splits;          // see BiasGradientParams
   int query_tiles, key_tiles;  // tiles of BLOCK_M x BLOCK_N
   int tiles;                   // of all splits, batch entries and heads of the bias
 };
 
-// A tile of a block.
+// A block's tile of the bias, and its visits.
 struct BiasTileWork {
   int row0, key0;  // first query and key
   BiasPart part;
@@ -28,8 +28,8 @@ struct BiasTileWork {
                                           int block_n) {
     const int rest = number / p.key_tiles;
     const int query_tile = rest % p.query_tiles;
-    // Rotated by the query tile: a block that would get the same key tile in each round would get
-    // only long or only short tiles of a causal mask.
+    // Rotated by the query tile. Otherwise a block could get the same key tile in each round, and
+    // thus only long or only short tiles of a causal mask.
     const int key_tile = (number % p.key_tiles + query_tile) % p.key_tiles;
     row0 = query_tile * block_m;
     key0 = key_tile * block_n;
@@ -37,13 +37,13 @@ struct BiasTileWork {
   }
 };
 
-// One visit of a tile: the products of a batch entry and a query head.
+// One visit of a tile: the products for a batch entry and a query head.
 struct BiasVisitItem {
   enum Flags : int { FIRST = 1, LAST = 2, EMPTY = 4, END = 8 };
-  int flags;           // FIRST, LAST: of the tile's visits. EMPTY: no products. END: no tile
+  int flags;           // FIRST, LAST: of the tile's visits. EMPTY: no products. END: no more tiles
   int batch, head;     // of the visit
   int row0, key0;      // first query and key of the tile
-  int code[4];         // mask codes of the tile's quarters: 2 * (query half) + key half
+  int code[4];         // mask codes of the tile's quarters, at 2 * (query half) + key half
   int64_t statistics;  // index of row0's lse and delta
   int64_t sum;         // index of the tile's first sum
 };
@@ -70,13 +70,13 @@ struct BiasGradientSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V>
   static constexpr int STAGES = Plan::STAGES;
   static_assert(STAGES >= PANELS + V_PANELS, "the first visit's panels precede the bias");
 
-  // A stage of the bias holds 128 keys of 16 bits, or 64 of fp32.
+  // A stage of the bias holds 128 keys in 16 bits, or 64 keys in fp32.
   static constexpr int BIAS_STAGES = Plan::BIAS_STAGES;
   static constexpr int BIAS_BYTES = 2 * Tile::BYTES;
   static_assert(BIAS_STAGES >= 2, "a tile of fp32 takes two");
 
-  // NOTE: the loader has at most STAGES items ahead of any consumer, because each item has at least
-  // one stage. So one slot more makes sure that it does not overwrite an item that is being read.
+  // NOTE: the loader is at most STAGES items ahead of any consumer, because each item takes at
+  // least one stage. With one more slot, it never overwrites an item that is being read.
   static constexpr int ITEMS = 8;
   static_assert(ITEMS > STAGES);
 

@@ -2,27 +2,27 @@
 //
 //   S = Q @ K.T   P = exp2(S + bias - lse)   dP = dO @ V.T   dS = P (dP - delta)   dBias += dS
 //
-// Grid      One block per multiprocessor. Block b computes tiles b, b + grid, b + 2 grid, ... Each
-//           has 128 x 128 sums of all its visits (core/bias_gradient.cuh) in ascending order, or of
-//           one split of them. So the order of summation depends on shapes alone.
-// Block     One loading warp (loader.cuh), and 2 warpgroups of 64 queries each, which compute S and
-//           dP of a visit at once and do not wait for each other: one multiplies while the other
-//           computes exponentials. The sums stay in registers and are written once, rounded if the
-//           bias has 16 bits and its visits are not split.
+// Grid      One block per multiprocessor. Block b computes tiles b, b + grid, b + 2 grid, ... A
+//           tile has 128 x 128 sums over all its visits (core/bias_gradient.cuh) in ascending
+//           order, or over one split of them. So the order of summation depends on shapes alone.
+// Block     One loading warp (loader.cuh), and 2 warpgroups of 64 queries each. A warpgroup
+//           computes S and dP of a visit together. It does not wait for the other: one multiplies
+//           while the other computes exponentials. The sums stay in registers and are written once,
+//           rounded if the bias has 16 bits and its visits are not split.
 // Shared    A ring of STAGES panels: 64 columns of Q and K, or of dO and V. A ring of BIAS_STAGES
 //           for the bias of a tile, which is loaded once for all visits. Items, which describe
 //           visits.
-// Barriers  full, empty, bias_full and bias_empty. Nothing else is shared: each thread reads lse
-//           and delta of its two rows from global memory, where an earlier kernel wrote them.
+// Barriers  full, empty, bias_full and bias_empty. Nothing else needs a barrier: each thread reads
+//           lse and delta of its two rows from global memory, where an earlier kernel wrote them.
 //
-// Estimate  A visit takes 4 D flops per score, 0.4 of a backward's 10 D. Its panels are 2 (128 +
-//           128) D * 2 bytes for 128 * 128 scores, 64 flops per byte: at 9.1 TB/s from L2 at most
-//           580 TFLOP/s, whatever D is. At 500, a backward of 540 (D 128) or 450 (D 64) would take
-//           1.43 or 1.36 times as long with this kernel. A bias without broadcast has one visit and
-//           moves 2 + 2 bytes per score, 1 ns per 1000 scores from HBM, against 1.4 (D 64) and 2.4
-//           (D 128) of the backward. An H200 reached 270 (D 64) and 400 (D 128) with 4 visits, and
-//           3 TB/s with one. Probably one block per multiprocessor is too few: a warpgroup neither
-//           multiplies nor loads while it computes exponentials or stores.
+// Estimate  With D = head_dim, a visit takes 4 D flops per score, 0.4 of a backward's 10 D. Its
+//           panels are 2 (128 + 128) D * 2 bytes for 128 * 128 scores, 64 flops per byte: at 9.1
+//           TB/s from L2, at most 580 TFLOP/s for any D. At 500, a backward of 540 (D 128) or 450
+//           (D 64) would take 1.43 or 1.36 times as long with this kernel. A bias without broadcast
+//           has one visit and moves 2 + 2 bytes per score: 1 ns per 1000 scores from HBM; the
+//           backward takes 1.4 (D 64) or 2.4 ns (D 128). An H200 reached 270 (D 64) and 400 TFLOP/s
+//           (D 128) with 4 visits, and 3 TB/s with one. Probably one block per multiprocessor is
+//           too few: a warpgroup does not multiply or load during exponentials and stores.
 #pragma once
 
 #include "core/ds_scale.h"
@@ -68,9 +68,9 @@ struct BiasStages {
     }
   }
 
-  // Calls weigh(numbers), where numbers(n, h) reads the biases of two neighbouring keys: those of
-  // column tile n, upper or lower rows h, in ascending order. Only the lower bits of addresses
-  // depend on n, by the swizzle.
+  // Calls weigh(numbers). numbers(n, h) returns the biases of this lane's two adjacent keys in
+  // column tile n, for its upper or lower row (h = 0 or 1). It must be called in ascending order of
+  // n, then h. Within a panel, n changes only the lower bits of the address, by the swizzle.
   template <class Weigh>
   __device__ __forceinline__ void read(Weigh weigh) const {
     const int lane = fresh_thread() % 32;
@@ -98,8 +98,8 @@ struct BiasStages {
   }
 };
 
-// The same for a bias that TMA cannot load. Each thread copies the elements that it will read from
-// global memory to shared memory, so no barrier is needed.
+// Like BiasStages, for a bias that TMA cannot load. Each thread copies its own elements from global
+// to shared memory, so no barrier is needed.
 template <class Config>
 struct OwnBias {
   using T = typename Config::T;
@@ -113,7 +113,7 @@ struct OwnBias {
     return shared_address(smem.bias) + i * SLOT_BYTES + (fresh_thread() - WARPGROUP) * 16;
   }
 
-  // Copies the tile's bias. Elements beyond the last query or key get those of the last ones.
+  // Copies the tile's bias. Rows and columns past the end repeat the last query or key.
   __device__ __forceinline__ void begin(const BiasVisitItem& item, int seqlen_q,
                                         int seqlen_k) const {
     const int lane = fresh_thread() % 32;
@@ -229,7 +229,7 @@ struct BiasGradientSm90 {
     mbarrier_wait(shared_address(&smem.full[stages.stage]), stages.parity);
   }
   // Tells the loader that this warp is done with the next COUNT stages. Orders the reads of wgmma,
-  // which have ended, and of the visit's item before the loader's next writes.
+  // which have ended, and of earlier visits' items before the loader's next writes.
   template <int COUNT>
   __device__ __forceinline__ void release(Stages& stages) const {
     __syncwarp();
@@ -301,7 +301,7 @@ struct BiasGradientSm90 {
     // dBias += P * (dP - delta)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // NOTE: rows past the last query may be those of the next document, with any bias.
+      // NOTE: rows past the last query may belong to the next document; their P may be NaN.
       const bool exists = lse[h] != INFINITY;
       const float minus = delta[h] * (1.0f / DS_SCALE<T>);
 #pragma unroll
@@ -309,7 +309,7 @@ struct BiasGradientSm90 {
 #pragma unroll
         for (int e = 2 * h; e < 2 * h + 2; ++e) {
           const float weight = s.x[0][n][e];
-          // NOTE: V of a masked key may be NaN.
+          // NOTE: dP of a masked score may be NaN, because V of its key may be.
           if (exists && weight != 0.0f) {
             sum.x[0][n][e] = fmaf(weight, dp.x[0][n][e] - minus, sum.x[0][n][e]);
           }

@@ -34,7 +34,7 @@ struct BiasGradientLoader {
       __syncwarp();
       const BiasTileWork& tile = smem.tile;
       int chunk = tile.part.first - 32;  // lane i looks at visit chunk + i
-      unsigned visible = 0;              // visits of the chunk that are still to come
+      unsigned visible = 0;              // bit i: visit chunk + i is visible and still to come
       int next = find(tile, chunk, visible);
       int flags = Item::FIRST | (next < 0 ? Item::EMPTY : 0);
 #pragma unroll 1
@@ -58,13 +58,13 @@ struct BiasGradientLoader {
   __device__ __forceinline__ uint32_t full() const {
     return shared_address(&smem.full[stages.stage]);
   }
-  // Waits until all consumer warps have read the stage's panels. Orders their reads, by wgmma, of
-  // the panels, and of the item whose slot is written next, before the writes of the loader.
+  // Waits until all consumer warps have read the stage's panels. Orders wgmma's reads of the
+  // panels, and reads of the item whose slot is written next, before the loader's writes.
   __device__ __forceinline__ void wait_for_place() const {
     mbarrier_wait(shared_address(&smem.empty[stages.stage]), stages.parity ^ 1);
   }
 
-  // Returns the next visit that sees some scores of the tile, or -1. Its codes are in smem.codes,
+  // Returns the next visit that has visible scores in the tile, or -1. Its codes are in smem.codes,
   // as are those of the visit before.
   __device__ __forceinline__ int find(const BiasTileWork& tile, int& chunk,
                                       unsigned& visible) const {
@@ -122,7 +122,7 @@ struct BiasGradientLoader {
         (static_cast<int64_t>(tile.part.index) * p.seqlen_q + tile.row0) * p.seqlen_k + tile.key0;
   }
 
-  // Loads the panels of a product, a stage each.
+  // Loads the panels of a product, one per stage. has_place: the first stage is known to be empty.
   template <int COUNT>
   __device__ __forceinline__ void load_panels(const CUtensorMap& a, const AxisSteps& a_axes,
                                               const BoxPlace& rows, const CUtensorMap& b,
@@ -149,8 +149,8 @@ struct BiasGradientLoader {
              full());
   }
 
-  // Loads the bias of a tile: one stage of 16-bit keys, or two of fp32. Called after the copies of
-  // the tile's first visit have started, which do not wait for this place.
+  // Loads the bias of a tile: one stage in 16 bits, or two in fp32. Called after the copies of the
+  // tile's first visit have started, so that these do not wait for a stage of the bias.
   __device__ __forceinline__ void load_bias(const BiasTileWork& tile) {
     const int width = p.bias.is_fp32 ? 2 : 1;  // columns of 16 bits per key
     BoxPlace at{width * tile.key0, tile.row0, 0, tile.part.head * params.bias_axes.head_kv,

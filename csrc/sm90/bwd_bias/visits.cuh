@@ -7,7 +7,7 @@
 
 namespace flash_dist {
 
-// The mask codes of a visit's four quarters of 64 x 64 scores: 2 * (query half) + key half.
+// Mask codes of a visit's four quarters of 64 x 64 scores, at 2 * (query half) + key half.
 struct VisitCodes {
   int of[4] = {TILE_EMPTY, TILE_EMPTY, TILE_EMPTY, TILE_EMPTY};
 

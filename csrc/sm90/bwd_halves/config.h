@@ -8,7 +8,7 @@
 namespace flash_dist {
 
 struct DkdvHalvesSm90Params : DkdvSm90Params {
-  bool sums_dk;  // dV is summed by one launch, then dK by another
+  bool sums_dk;  // true: this launch sums dK; false: dV, which is summed first
 };
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
@@ -48,8 +48,8 @@ struct DkdvHalvesSm90Config
                 "a consumer would wait for what it does not release");
 
   // Returns the number of pairs of items; each block of the cluster computes one item of a pair. If
-  // the number of items is odd, the second block reads the last item once more, but treats it as
-  // fully masked.
+  // the number of items is odd, the second block also reads the last item, but treats it as fully
+  // masked.
   __device__ __forceinline__ static int pairs(int items) { return (items + 1) / 2; }
   // The number of pairs whose items are in shared memory. The loading thread is less than two pairs
   // ahead of the consumers.
@@ -60,11 +60,11 @@ struct DkdvHalvesSm90Config
   struct Exchange {
     alignas(128) uint4 fragments[CONSUMER_WARPS][BLOCK_M / 16][32];  // A operands, by lanes
     uint64_t full[CONSUMER_WARPS];   // this block has received fragments
-    uint64_t empty[CONSUMER_WARPS];  // the other block has read fragments
+    uint64_t empty[CONSUMER_WARPS];  // the other block has read this block's fragments
     static constexpr int WARP_BYTES = BLOCK_M / 16 * 32 * sizeof(uint4);
   };
   struct Smem {
-    alignas(1024) uint8_t keys[PANELS * KTile::BYTES];  // K, or V; later the stage of the sum
+    alignas(1024) uint8_t keys[PANELS * KTile::BYTES];  // K, or V; reused to stage the sum
     alignas(1024) uint8_t slices[Plan::STAGES][SLICE_BYTES];
     Exchange exchange;
     alignas(16) float statistics[PAIRS][BLOCK_M];  // lse in base 2, or delta, of this block's items

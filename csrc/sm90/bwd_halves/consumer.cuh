@@ -137,7 +137,7 @@ class DkdvHalvesConsumer {
       slices_.advance();
     }
   }
-  // Releases the slices of a complete product.
+  // Releases the slices that a completed product has read.
   __device__ __forceinline__ void end_second(Fragments& a) {
     hold(a);
 #pragma unroll

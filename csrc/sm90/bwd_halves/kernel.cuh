@@ -9,12 +9,12 @@
 //
 // Grid      A cluster of two blocks for each tile of 128 keys.
 // Block     A warpgroup of which one thread loads, and two consumers of 64 keys each. Both blocks
-//           have all keys of the tile. Of each 128 queries a block computes P or dS of 64, an item.
-//           The sum is split by columns: each block multiplies P or dS of all queries by its half
-//           of dO or Q.
+//           have all keys of the tile. For every 128 queries, each block computes P or dS of 64 of
+//           them (an item). The sum is split by columns: each block multiplies P or dS of all
+//           queries by its half of dO or Q.
 // Exchange  P or dS passes through distributed shared memory, from each warp to the warp with the
 //           same keys in the other block.
-// Shared    K or V, which is later the stage of the sum; STAGES slices, each 64 queries x SLICE
+// Shared    K or V, whose buffer stages the sum at the end; STAGES slices, each 64 queries x SLICE
 //           columns of Q or dO, or P; P or dS of the other block.
 // Pipeline  Slices pass through one ring in the order in which they are read (loader.cuh), and are
 //           released one by one (consumer.cuh), as in fwd_pair.

@@ -40,7 +40,7 @@ struct DecodeWideSm90Config
   static_assert(HEAD_DIM == HEAD_DIM_V && HEAD_DIM % QTile::COLUMNS == 0);
   static_assert(BLOCK_ROWS == CONSUMER_ROWS || LARGER == 0);
 
-  // Where each 16-byte chunk of K or V is in a tile.
+  // Location of each 16-byte chunk of K or V in a tile.
   struct Layout {
     static constexpr int CHUNKS = HEAD_DIM / 8;
     static constexpr int ROW_BYTES = KTile::ROW_BYTES;

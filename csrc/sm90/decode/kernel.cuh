@@ -1,5 +1,5 @@
-// Attention of many rows to the keys and values of a cache, on wgmma. Results are bit-identical to
-// mma/decode/kernel.cuh.
+// Attention of many rows to the keys and values of a cache, with wgmma. Results are bit-identical
+// to mma/decode/kernel.cuh.
 //
 // Grid      As many blocks as the GPU can hold, one per split of the key blocks of all sequences
 //           (core/decode_work.cuh).
@@ -72,13 +72,13 @@ struct DecodeSm90Consumer {
   const DecodeParams& p;
   typename Config::Smem& smem;
   const ConsumerPlace<Config> own{};
-  Ring<STAGES> tiles;  // tiles whose products have been issued
+  Ring<STAGES> tiles;  // the next tile of K or V to multiply
 
   __device__ __forceinline__ DecodeSm90Consumer(const DecodeParams& p_,
                                                 typename Config::Smem& smem_)
       : p(p_), smem(smem_) {}
 
-  // Computes all key blocks of the split, from the cursors on.
+  // Computes all key blocks of the split, from the warp's cursor on.
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     while (cursor().position < smem.bounds.end) {
@@ -123,14 +123,14 @@ struct DecodeSm90Consumer {
     set_cursor(cursor(), at);
   }
 
-  // Returns the keys visible to all rows of this warp.
+  // Returns the range [x, y) of the keys visible to all rows of this warp.
   __device__ __forceinline__ int2 common_keys() const {
     const int2 own_keys = TileRows(p, cursor(), own).common_keys();
     return {__reduce_max_sync(0xffffffffu, own_keys.x), __reduce_min_sync(0xffffffffu, own_keys.y)};
   }
 
   // Adds a key block, whose scores have been issued, to the group. stop: end of the group's key
-  // blocks.
+  // blocks. At the end of the group, it is set to the end of the next group.
   template <class IsLast>
   __device__ __forceinline__ void add_key_block(Scores& s, Partial<OT>& group, int key_block,
                                                 int2 common, int& stop, IsLast) {
@@ -249,8 +249,8 @@ struct DecodeSm90Consumer {
 #pragma unroll
     for (int k = 0; k < KEY_STEPS; ++k) to_a_operand<Target, T>(weights[k], s, k);
   }
-  // Converts S to P for one row of a lane. Returns the sum of P over the key block, in the same
-  // parts as mma/decode.
+  // Converts S to P for one row of a lane. Returns the sum of P over the key block, added in the
+  // same parts as in mma/decode.
   __device__ __forceinline__ static float sum_weights(Scores& s, int h, float scale_log2,
                                                       float offset) {
     constexpr int PART_TILES = Config::SUMMED_KEYS / Config::PARTS / 8;

@@ -6,10 +6,10 @@
 
 namespace flash_dist {
 
-// Returns why a tile of 64 rows does not serve a call with more rows, for which a larger tile
-// exists; null if the tile serves the call. With at most 64 rows, no other block reads the same
-// keys: two small blocks per multiprocessor load at once, and one computes while the other waits.
-// More rows share the keys in one larger block.
+// Returns why this tile does not serve a call; null if it does. A tile of 64 rows leaves calls with
+// more rows to the larger tile, if there is one. With at most 64 rows, no other block reads the
+// same keys: two small blocks per multiprocessor load at once, and one computes while the other
+// waits. More rows share the keys in one larger block.
 template <class Config>
 const char* refuse_decode_sm90(const void* params) {
   const auto& p = *static_cast<const DecodeParams*>(params);

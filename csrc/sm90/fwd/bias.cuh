@@ -1,14 +1,14 @@
-// The bias of the forward kernel for Hopper, from global memory to the scores: s * scale + bias,
-// and -inf where the bias masks (core/bias.cuh).
+// The bias of the forward kernel for Hopper, from global memory to the scores: s * scale + bias, or
+// -inf where the bias masks the score (core/bias.cuh).
 //
-// A stage has two panels of 128 bytes for each query (core/panels.cuh): 128 keys of 16 bits, or 64
-// of fp32. So a step of 128 keys takes one stage or two. A loading thread fills a ring of stages by
-// boxes of 16-bit columns. If all queries share one row of the bias, a box has only that row.
-// A warp loads the stages of a step into registers before it waits for the scores.
+// A stage has two panels (core/panels.cuh) with 128 bytes per query: the biases of 128 keys in 16
+// bits, or of 64 keys in fp32. So a step of 128 keys takes one stage or two. A loading thread fills
+// a ring of stages with boxes of 16-bit columns. If all queries share one row of the bias, a box
+// has only that row. A warp loads a step's stages into registers before it waits for the scores.
 //
 // In fp32, 128 x 128 biases take 64 KB. HBM delivers them in 1.9 us per multiprocessor, no faster
 // than the kernel without a bias computes the tile. At head_dim 128 a step has 64 keys, so that the
-// biases of four steps fit beside K and V.
+// biases of four steps fit in shared memory next to K and V.
 #pragma once
 
 #include "fwd_bias_plans.h"
@@ -36,7 +36,7 @@ struct FwdBiasSm90Tiles : FwdSm90Tiles<Config, Config::BLOCK_N, KeySource::BOTH>
   static constexpr int BIAS_KEYS = 2 * BIAS_PANEL;                   // keys per stage
   static constexpr int BIAS_PARTS = Config::BLOCK_N / BIAS_KEYS;     // stages per step
   using Biases = Ring<Config::BIAS_STAGES>;
-  using BiasFragment = uint32_t[BIAS_PARTS][32];  // biases per stage: 16-bit pairs, or fp32
+  using BiasFragment = uint32_t[BIAS_PARTS][32];  // per stage: pairs of 16-bit biases, or fp32
   static_assert(Config::ONE_MAINLOOP && Config::BLOCK_N % BIAS_KEYS == 0 && Config::TAIL_N == 0);
 };
 
@@ -79,7 +79,7 @@ __device__ __forceinline__ void load_bias(const typename Tiles::Params& params,
   }
 }
 
-// The bias of a consumer warp's 16 queries. row: the index of the first query in the tile.
+// The bias of a consumer warp's 16 queries.
 template <class Tiles>
 struct FwdSm90Bias {
   using Fragment = typename Tiles::BiasFragment;
@@ -93,7 +93,7 @@ struct FwdSm90Bias {
   typename Tiles::Smem& smem;
   const typename Tiles::Keys& keys;
 
-  // Loads the bias of a step into registers.
+  // Loads the bias of a step into registers. row: the index of the first query in the tile.
   __device__ __forceinline__ void fetch(Fragment& x, int row) const {
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
@@ -113,14 +113,14 @@ struct FwdSm90Bias {
   }
 
  private:
-  // Returns the index of a bias in a fragment. n: group of 8 keys; h: upper or lower 8 rows; e: the
-  // column of a pair (fp32 only).
+  // Returns the index in Part of a pair of 16-bit biases, or of an fp32 bias. n: group of 8 keys;
+  // h: upper or lower 8 rows; e: the column in a pair (fp32 only).
   __device__ __forceinline__ static constexpr int at(int n, int h, int e = 0) {
     return IS_FP32 ? (2 * n + h) * 2 + e : 2 * n + h;
   }
 
   // Reads 8 keys of 8 queries at a time. Rows 2 * i and 2 * i + 1 have the same keys in the same
-  // banks, so lanes of odd rows read another tile at the same time: tile n ^ 2, and swap later.
+  // banks. So lanes of odd rows read tile n ^ 2 instead of n; the registers are swapped at the end.
   __device__ __forceinline__ void read_fp32(Part& x, uint32_t tile, int row) const {
     using Tile = typename Tiles::QTile;
     const int lane = fresh_thread() % 32;
@@ -169,7 +169,7 @@ struct FwdSm90Bias {
     }
   }
 
-  // Adds a part, which begins at tile `first` of 8 keys.
+  // Adds a part of the bias. first: the first of its 8-key tiles in `s`.
   template <int NT>
   __device__ __forceinline__ void add_part(Accumulator<1, NT>& s, const Part& x, int first) const {
     const float scale = params.p.softmax_scale;

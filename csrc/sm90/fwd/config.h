@@ -13,8 +13,8 @@
 
 namespace flash_dist {
 
-// Where a tile of out is staged: in its own shared memory; in the memory of Q, which is released
-// after the store; or nowhere, if registers are stored directly.
+// Memory in which a tile of out is staged. OWN: its own. QUERIES: that of Q, which is released
+// after the store. NONE: registers are stored directly to global memory.
 enum class OutStage { OWN, QUERIES, NONE };
 
 struct FwdSm90Params {
@@ -63,8 +63,8 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool DROPS = std::is_same_v<Params, FwdDropoutSm90Params>;
   static constexpr bool HAS_BIAS = std::is_base_of_v<FwdBiasSm90Params, Params>;
   static constexpr bool BIAS_IS_FP32 = std::is_same_v<Params, FwdFp32BiasSm90Params>;
-  // Threads that load the bias alone. With fp32 the thread that loads K and V would be too late: it
-  // would wait for stages of the bias in between.
+  // Number of threads that load only the bias. If the thread that loads K and V also loaded an fp32
+  // bias, waiting for stages of the bias would delay K and V.
   static constexpr int BIAS_LOADERS = BIAS_IS_FP32 ? 1 : 0;
   static constexpr bool FINDS_MAX_LOGIT = std::is_same_v<Params, FwdMaxLogitSm90Params>;
   static constexpr int BIAS_STAGES = bias_stages<Plan, HAS_BIAS>();
@@ -82,11 +82,11 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool SKIPS_STEPS =
       HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD && !HAS_BIAS;
   using Work = std::conditional_t<SKIPS_STEPS, FwdSm90SkippingWork<CONSUMERS>, FwdSm90Work>;
-  // True if there is only one mainloop: lists are not served, or their steps have as many keys as
-  // those of ranges.
+  // True if there is only one mainloop: lists are not served, or a step over a list has as many
+  // keys as a step over a range.
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
-  // Registers of each role, for setmaxnreg. The loader needs 32, or 40 with two mainloops. With 24
-  // the loader spills, but the accumulators then have enough registers.
+  // Registers per thread of each role, for setmaxnreg. The loader needs 32, or 40 with two
+  // mainloops. With 24 the loader spills, but the accumulators then have enough registers.
   static constexpr int LOADER_REGISTERS =
       CONSUMERS == 3                                                                         ? 32
       : Plan::MIN_BLOCKS == 3                                                                ? 24

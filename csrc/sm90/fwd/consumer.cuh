@@ -97,8 +97,8 @@ struct FwdSm90Consumer {
 #pragma unroll 1
       for (; j >= 0; --j) step(std::true_type{});
     } else {
-      // Runs the steps of blocks with a mask, then of blocks without one, then of blocks with a
-      // mask.
+      // Runs the steps down to full_end with a mask, then those down to full_begin without one,
+      // then the rest with a mask.
 #pragma unroll 1
       for (int round = 0; round < 2; ++round) {
 #pragma unroll 1
@@ -113,7 +113,7 @@ struct FwdSm90Consumer {
     }
     pipeline.finish();
     if constexpr (Tiles::FINDS_MAX_LOGIT) {
-      // Atomics on one address wait for each other, so a warp skips its atomic if another warp has
+      // Atomics on one address are serialized, so a warp skips its atomic if another warp has
       // raised max_logit above the warp's largest score. NOTE: the comparison is false for NaN.
       const float own = pipeline.largest() * params.p.softmax_scale;
       if (__any_sync(0xffffffffu, !(own * LOG2_E <= fragments.bound))) {

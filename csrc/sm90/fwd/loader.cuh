@@ -136,7 +136,7 @@ struct FwdSm90Loader {
   }
 };
 
-// The thread that loads the bias of the work tiles, as far ahead as there are stages.
+// The thread that loads the bias of the work tiles, each stage as soon as it is empty.
 template <class Tiles>
 struct FwdSm90BiasLoader {
   const typename Tiles::Params& params;

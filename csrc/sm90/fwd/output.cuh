@@ -51,7 +51,7 @@ struct FwdSm90Output {
     }
   }
 
-  // Stores zeros for queries without a visible key, and -inf or the sink for lse.
+  // Stores the results of queries without a visible key: 0 in out, -inf or the sink in lse.
   __device__ __forceinline__ void store_empty() const {
     const FwdParams& p = params.p;
     const int thread = fresh_thread() % WARPGROUP;

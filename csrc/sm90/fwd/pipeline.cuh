@@ -112,9 +112,9 @@ struct FwdSm90Pipeline {
     return consumer() * 64 + warp_of_consumer() * 16;
   }
 
-  // Computes P of the first block, whose values are added in the next step. If the keys are a
-  // range, at most TAIL_N keys of the block exist and there are other blocks, adds these keys at
-  // once and continues with the next block.
+  // Computes P of the last block, which is processed first. The next step adds its values. If the
+  // keys are a range, at most TAIL_N keys of the block exist and there are other blocks, adds these
+  // keys at once and continues with the block before.
   __device__ __forceinline__ void first_step() {
     const StepBounds& bounds = own();
     smem.q_barriers.wait_for_data(queries);
@@ -188,11 +188,11 @@ struct FwdSm90Pipeline {
     wait_for_output(previous.stage());
   }
 
-  // Returns the address of the head's largest score so far over all warps. The stored value is
-  // multiplied by softmax_scale.
+  // Returns the address of the head's largest score so far over all warps. The stored value
+  // includes the factor softmax_scale.
   __device__ __forceinline__ float* max_logit() const { return params.max_logit + work.block.head; }
 
-  // Returns max_logit in the unit of S * scale_log2, less a margin above all rounding errors.
+  // Returns max_logit on the scale of S * scale_log2, less a margin above all rounding errors.
   __device__ __forceinline__ static float bound_of(float max_logit) {
     const float x = max_logit * LOG2_E;
     return x - fmaf(fabsf(x), 0x1p-20f, 0x1p-11f);
@@ -325,7 +325,7 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Applies soft cap and ALiBi, or the bias, to block i.
+  // Applies the soft cap and ALiBi, or the bias, to the scores of block i.
   __device__ __forceinline__ void modify_scores(Accumulator<1, BLOCK_N / 8>& s, int i) const {
     if constexpr (Tiles::HAS_BIAS) {
       FwdSm90Bias<Tiles>{params, smem, keys}.add(s, f.bias);
@@ -358,7 +358,7 @@ struct FwdSm90Pipeline {
     if (exists(h)) f.largest = fmaxf(f.largest, top);
   }
 
-  // Publishes this warp's largest score to all blocks if it exceeds every known one.
+  // Publishes this warp's largest score to all blocks if it exceeds all scores known so far.
   __device__ __forceinline__ void share_largest() {
     if constexpr (Tiles::FINDS_MAX_LOGIT) {
       const float own = f.largest * params.p.softmax_scale;
@@ -372,7 +372,7 @@ struct FwdSm90Pipeline {
     return exp2_approx(f.bound - softmax.row_max[0][h] * scale_log2);
   }
 
-  // Returns whether rounded P show that a score may exceed the largest so far.
+  // Returns whether a score may exceed the largest so far, according to rounded P.
   __device__ __forceinline__ bool may_be_larger(const Probabilities& p) const {
     bool may = false;
 #pragma unroll
@@ -411,7 +411,7 @@ struct FwdSm90Pipeline {
   }
 
   // Computes rounded P like try_operands(), and updates the largest score so far if a rounded P may
-  // belong to a larger one. No P exceeds its row's sum, so at head_dim 64 the sums are tested
+  // belong to a larger score. No P exceeds its row's sum, so at head_dim 64 the sums are tested
   // first: with 16384 keys on an H200, a call then takes 1.03 to 1.09 times as long as without
   // max_logit, instead of 1.13. At head_dim 128, P is tested in each step: a call takes about 1.08
   // times as long either way, but 1.06 instead of 1.15 if all scores are nearly equal.
@@ -437,7 +437,7 @@ struct FwdSm90Pipeline {
     return true;
   }
 
-  // Returns whether an upper bound of all rows is already subtracted from the scores.
+  // Returns whether score_mod.top is subtracted from the scores instead of the row maxima.
   __device__ __forceinline__ bool is_bounded() const { return params.score_mod.top != 0.0f; }
 
   // Computes P from S. Returns whether a row maximum has grown.
@@ -451,7 +451,7 @@ struct FwdSm90Pipeline {
     return weigh(f.s, f.rescale);
   }
 
-  // Computes P from the scores of NT * 8 keys, from which no upper bound has been subtracted.
+  // Computes P from the scores of NT * 8 keys, from which score_mod.top has not been subtracted.
   // Returns whether a row maximum has grown.
   template <int NT>
   __device__ __forceinline__ bool weigh(Accumulator<1, NT>& s, float (&rescale)[1][2]) {
@@ -468,7 +468,7 @@ struct FwdSm90Pipeline {
                              consumer(), work.block.row0 + warp_row());
   }
 
-  // Rounds the weights of block i to A operands, and drops some.
+  // Rounds the weights of block i to A operands, and applies dropout to them.
   template <int KT>
   __device__ __forceinline__ void to_operands(uint32_t (&p)[KT][1][4],
                                               const Accumulator<1, KT * 2>& s, int i) const {
@@ -500,8 +500,8 @@ struct FwdSm90Pipeline {
     smem.v_barriers.release(stage);
   }
 
-  // Returns whether the values of block i need no clearing: all its keys exist, or the others are
-  // beyond the end of the tensor, where TMA has loaded zeros.
+  // Returns whether the values of block i need no clearing: all its keys exist, or the missing ones
+  // are beyond the end of the tensor, where TMA has loaded zeros.
   __device__ __forceinline__ bool is_clean(int i) const {
     const FwdParams& p = params.p;
     const RowSpan& keys = work.keys;

@@ -1,9 +1,9 @@
 // The softmax of 16 rows of a warp, in the forward kernel for Hopper.
 //
 // A row's maximum is updated lazily, only if P would otherwise exceed 2^12. P, its sums and O may
-// thus be 2^12 times as large, which fp16 holds without losing digits. O is then seldom rescaled,
-// and a step without a large P need not find a maximum: try_probabilities() uses the previous one.
-// A row's result depends on its own scores only, whichever branch its warp takes.
+// thus be 2^12 times as large; fp16 represents such a P without losing precision. O is then seldom
+// rescaled, and a step without a large P need not find a maximum: try_probabilities() uses the
+// previous one. A row's result depends on its own scores only, whichever branch its warp takes.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -12,14 +12,14 @@
 namespace flash_dist {
 
 constexpr float MAXIMUM_MARGIN = 12.0f;  // log2 of the largest P without a new maximum
-constexpr float SURELY_SMALL = 2048.0f;  // a sum of P up to this contains no P above the margin
+constexpr float SURELY_SMALL = 2048.0f;  // a sum up to this contains no P above 2^MAXIMUM_MARGIN
 
 struct SeeNothing {
   __device__ __forceinline__ void operator()(int, float) const {}
 };
 
 // Computes P = exp2((S - row_max) * scale_log2) and rescales the sums. Returns whether a maximum
-// has grown: the caller then rescales O. The factor of a row whose maximum does not grow is 1.
+// has grown: the caller then multiplies O by `rescale`, which is 1 for rows whose maximum stays.
 // see_top(h, top) receives the maximum of row h so far, including these scores.
 template <int NT, class SeeTop = SeeNothing>
 __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, SoftmaxState<1>& state,
@@ -57,8 +57,8 @@ __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, Softma
   return grown;
 }
 
-// Computes P = exp2(S) and adds it to the sums. An upper bound of all rows is already subtracted
-// from S.
+// Computes P = exp2(S) and adds it to the sums. FwdScoreModParams::top has been subtracted from S
+// instead of the row maxima.
 template <int NT>
 __device__ __forceinline__ void make_bounded_probabilities(Accumulator<1, NT>& s,
                                                            SoftmaxState<1>& state) {
@@ -77,8 +77,8 @@ __device__ __forceinline__ void make_bounded_probabilities(Accumulator<1, NT>& s
   }
 }
 
-// Adds the sums of P and returns true. If a sum of any lane of the warp exceeds its limit, adds
-// nothing and returns false.
+// Adds the sums of P to the row sums and returns true. If a sum of any lane of the warp exceeds its
+// limit, adds nothing and returns false.
 __device__ __forceinline__ bool add_sums(SoftmaxState<1>& state, const float (&sum)[2],
                                          const float (&limit)[2]) {
   const bool small = sum[0] <= limit[0] && sum[1] <= limit[1];

@@ -88,7 +88,7 @@ struct FwdSm90SkippingWork : FwdSm90Work {
 };
 
 // Initializes the barriers of a block. All threads of the block call this. OTHER_READERS: number of
-// threads that read the work tiles, beside the consumers' warps.
+// threads, in addition to the consumer warps, that read the work tiles.
 template <class Config, int OTHER_READERS = 0>
 __device__ __forceinline__ void make_fwd_barriers(const typename Config::Params& params,
                                                   typename Config::Smem& smem) {

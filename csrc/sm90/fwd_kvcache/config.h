@@ -55,7 +55,7 @@ struct FwdKvcacheSm90Config
   static constexpr int V_BYTES = V_PANELS * KTile::BYTES;
   static constexpr int OUT_BYTES = V_PANELS * QTile::BYTES;
   static constexpr OutStage OUT_STAGE = HEAD_DIM > 64 ? OutStage::QUERIES : OutStage::OWN;
-  // True if global memory, not shared memory, keeps O of the tile while a group is computed.
+  // True if O of the tile is kept in global memory while a group of key blocks is computed.
   static constexpr bool PARKS_IN_MEMORY = HEAD_DIM_V >= PARKED_COLUMNS;
   static constexpr int OT = HEAD_DIM_V / 8;
 

@@ -273,7 +273,7 @@ struct FwdKvcacheTile {
     }
   }
   // Combines the group, which ends with key block j, with O of the previous groups, if any.
-  // is_last: the last group of the tile; otherwise stores the result for the next group.
+  // is_last: this is the last group of the tile. Otherwise stores the result for the next group.
   __device__ __forceinline__ void end_group(int j, bool is_last) {
     float4* const own = parked();
     float2* const stats =

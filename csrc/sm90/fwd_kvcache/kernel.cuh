@@ -1,9 +1,9 @@
-// Hopper forward with the order of summation of attention to a cache (core/decode.h): out and lse
+// Hopper forward that sums in the same order as attention to a cache (core/decode.h): out and lse
 // of a query have the same bits as from the decode kernels.
 //
-// Grid, block and pipeline are those of sm90/fwd/kernel.cuh, except that a warp loads, with one box
-// per lane, and that keys are in ascending order. O of a key block and of a group is in registers;
-// O of the tile is in shared memory or, from PARKED_COLUMNS columns on, in global memory.
+// Block and pipeline are those of sm90/fwd/kernel.cuh, but a warp loads, one box per lane, and keys
+// are in ascending order. A multiprocessor has at most one block. O of a key block and of a group
+// is in registers; O of the tile in shared or, from PARKED_COLUMNS columns on, global memory.
 #pragma once
 
 #include "ptx/registers.cuh"

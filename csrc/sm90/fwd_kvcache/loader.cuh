@@ -38,8 +38,8 @@ struct FwdKvcacheLoader {
   __device__ __forceinline__ static int lane() { return fresh_thread() % 32; }
   __device__ __forceinline__ static bool is_first() { return lane() == 0; }
 
-  // Passes to the consumers the next work tile that has queries or uncovered rows or, if there is
-  // none, a closed work tile.
+  // Passes the next work tile that has queries or uncovered rows to the consumers, or a closed work
+  // tile if there is none.
   __device__ __forceinline__ void choose_work() const {
     FwdSm90Progress& own = smem.progress;
 #pragma unroll 1

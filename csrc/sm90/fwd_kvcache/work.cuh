@@ -22,7 +22,7 @@ struct FwdKvcacheWork : FwdSm90Work {
     written();
   }
 
-  // Finds the keys, for bands only: not having to test the kind of mask saves registers.
+  // Finds the keys. Supports bands only, because testing the kind of mask would take registers.
   __device__ __forceinline__ void find_keys(const FwdParams& p, int block_m, int block_n) {
     FwdParams band = p;
     band.mask.kind = MaskKind::BAND;

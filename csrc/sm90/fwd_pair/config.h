@@ -41,20 +41,20 @@ struct FwdPairSm90Config
   static constexpr int SLICE_PANELS = KTile::count(SLICE);
   static constexpr int SLICE_BYTES = SLICE_PANELS * KTile::BYTES;
   static_assert(SLICE % 64 == 0 && HEAD_DIM % SLICE == 0 && COLUMNS % SLICE == 0);
-  // A warpgroup holds at most V_SLICES + 1 slices that it has not released: those of V of one step,
-  // and one more slice of K or V.
+  // A warpgroup holds at most V_SLICES + 1 slices that it has not released: the V_SLICES slices of
+  // V of one step, and one more slice of K or V.
   static_assert(Plan::STAGES > V_SLICES + 1, "a consumer would wait for what it does not release");
 
   // Data from the other block. Each warp receives it from the warp with the same queries.
   struct Exchange {
     alignas(128) uint4 weights[CONSUMER_WARPS][BLOCK_N / 16][32];  // A operands, by lanes
-    float4 stats[CONSUMER_WARPS][8];  // of two rows each: their maxima, at the end their sums
+    float4 stats[CONSUMER_WARPS][8];  // two rows each: their maxima; at the end, their sums
     uint64_t weights_full[CONSUMER_WARPS], stats_full[CONSUMER_WARPS];
     static constexpr int WEIGHTS_BYTES = BLOCK_N / 16 * 32 * sizeof(uint4);  // per warp
     static constexpr int STATS_BYTES = 8 * sizeof(float4);
   };
   struct Smem {
-    alignas(1024) uint8_t q[Q_PANELS * QTile::BYTES];  // later the stage of out
+    alignas(1024) uint8_t q[Q_PANELS * QTile::BYTES];  // reused to stage out
     alignas(1024) uint8_t slices[Plan::STAGES][SLICE_BYTES];
     Exchange exchange;
     Work work;
@@ -76,8 +76,8 @@ struct FwdPairSm90Config
 };
 
 // The keys of a work tile in pairs of steps, from the last to the first. Each block computes one
-// step of a pair. If the number of steps is odd, the last pair has one step: the other block reads
-// the keys of that step, too, but masks all of them.
+// step of a pair. If the number of steps is odd, the last pair has only the step of block 0. Block
+// 1 reads the same keys but masks all of them.
 struct StepPairs {
   const KeyBounds& bounds;
 

@@ -10,11 +10,11 @@
 //     wait for O; rescale it
 //   O += P @ V of the last pair
 //
-// Both blocks use the same maxima in each step: those over the keys of both. The exchange needs no
-// barrier to tell that data has been read. A block reads P(i - 1) of the other block before it
-// sends its maxima of step i, and waits for the other block's maxima before it sends P(i). So the
-// other block has read P(i - 1) by then. It read the maxima of step i - 1 even earlier, before it
-// sent P(i - 1).
+// Both blocks use the same maxima for each pair: the maxima over the keys of both steps. The
+// exchange needs no barrier to tell that data has been read. A block reads P(i - 1) of the other
+// block before it sends its maxima of pair i, and waits for the other block's maxima before it
+// sends P(i). So the other block has read P(i - 1) by then. It read the maxima of pair i - 1 even
+// earlier, before it sent P(i - 1).
 #pragma once
 
 #include "core/uncovered.cuh"
@@ -174,8 +174,8 @@ class FwdPairConsumer {
     }
   }
   // Issues O += P @ V for block `rank`'s step of the last pair. NOTE: if the pair lacks that step,
-  // the slices belong to another step. They may hold an infinity, which gives NaN with a weight of
-  // 0.
+  // its slices are skipped. They belong to another step, and an infinity in them would give NaN
+  // with a weight of 0.
   __device__ __forceinline__ void issue_last_values(OutSlice (&o)[V_SLICES], Weights& p, int rank) {
     const StepPairs pairs{work_.bounds};
     const int last = pairs.count() - 1;
@@ -186,7 +186,7 @@ class FwdPairConsumer {
       slices_.advance();
     }
   }
-  // Releases the slices of V of a complete product.
+  // Releases the slices of V that a completed product has read.
   __device__ __forceinline__ void end_values(Weights& p) {
     hold(p);
 #pragma unroll
@@ -276,12 +276,12 @@ class FwdPairConsumer {
     mbarrier_wait(full, stats_parity_);
     stats_parity_ ^= 1;
     const int lane = fresh_thread() % 32;
-    if (lane == 0) mbarrier_expect(full, Config::Exchange::STATS_BYTES);  // of the next stats
+    if (lane == 0) mbarrier_expect(full, Config::Exchange::STATS_BYTES);  // for the next stats
     __syncwarp();
     return load_shared_8(shared_address(&smem_.exchange.stats[warp()][lane / 4]));
   }
 
-  // Rounds P, and also sends it to the other block.
+  // Rounds P to A operands, and also sends them to the other block.
   __device__ __forceinline__ void send_weights(Weights& p, const Scores& s) const {
     const int lane = fresh_thread() % 32;
     const uint32_t at =
@@ -295,7 +295,7 @@ class FwdPairConsumer {
     }
   }
   // Loads P of the other block's step of a pair. Returns a value that depends on all loads, so that
-  // zero_behind() can order a later store behind them.
+  // zero_behind() can order a later store after them.
   __device__ __forceinline__ uint32_t take_weights(Weights& p, int pair) const {
     const uint32_t full = shared_address(&smem_.exchange.weights_full[warp()]);
     mbarrier_wait(full, pair % 2);
@@ -314,8 +314,8 @@ class FwdPairConsumer {
     return loaded;
   }
 
-  // Returns whether the values of a step need no clearing: all its keys exist, or the others are
-  // beyond the end of the tensor, where TMA has loaded zeros.
+  // Returns whether the values of a step need no clearing: all its keys exist, or the missing ones
+  // are beyond the end of the tensor, where TMA has loaded zeros.
   __device__ __forceinline__ bool is_clean(int step) const {
     const FwdParams& p = params_.p;
     const Steps steps{work_.bounds};

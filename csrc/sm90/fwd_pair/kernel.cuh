@@ -6,10 +6,10 @@
 //           each. Both blocks have all queries of the tile. For every 128 keys, each block
 //           computes S and P of 64 of them. O is split by columns: each block multiplies P of all
 //           keys with its half of V.
-// Exchange  P and its maxima pass through distributed shared memory, from each warp to the warp
+// Exchange  P and the row maxima pass through distributed shared memory, from each warp to the warp
 //           with the same queries in the other block.
-// Shared    Q, whose buffer is the stage of the output at the end; STAGES slices, each 64 keys x
-//           SLICE columns of K or V; P of the other block.
+// Shared    Q, whose buffer stages the output at the end; STAGES slices, each 64 keys x SLICE
+//           columns of K or V; P of the other block.
 // Pipeline  Slices pass through one ring in the order in which they are read (loader.cuh), and are
 //           released one by one (consumer.cuh).
 //

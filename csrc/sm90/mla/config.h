@@ -15,7 +15,7 @@ namespace flash_dist {
 struct MlaSm90Params {
   alignas(128) CUtensorMap k;
   AxisSteps k_axes;
-  int box_keys;  // keys per box: a tile, or the 16 keys that are contiguous in every cache
+  int box_keys;  // keys per box: 64 (a tile), or 16, which are contiguous in every cache
   LatentParams p;
 };
 
@@ -32,8 +32,8 @@ __device__ __forceinline__ int block_row0(const DecodeParams& p) {
   return p.block_rows > Config::BLOCK_ROWS ? fresh_block() % 2 * Config::BLOCK_ROWS : 0;
 }
 
-// The registers of each role (setmaxnreg). In a block with two consumers, the loader gives some of
-// its registers to the consumers.
+// Registers per thread of each role (setmaxnreg). BLOCKS: blocks per cluster. In a block with two
+// consumers, the loader gives some of its registers to the consumers.
 template <int BLOCKS>
 struct LatentRegisters {
   static constexpr int LOADER_REGISTERS = 40;
@@ -82,8 +82,8 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
   __host__ __device__ static constexpr int panel_of(int part, int i) {
     return i < OWN_PANELS ? part * OWN_PANELS + i : P_PANEL;
   }
-  // Returns panel i of a tile in the order in which S uses them: the panels that arrive first come
-  // first.
+  // Returns the panel of a tile that is number i in the order in which S uses the panels. The
+  // panels that arrive first come first.
   __host__ __device__ static constexpr int scores_panel(int tile, int i) {
     return i < V_PANELS ? (tile * OWN_PANELS + i) % V_PANELS : P_PANEL;
   }

@@ -52,8 +52,8 @@ class LatentConsumerBase {
   __device__ __forceinline__ LatentConsumerBase(const LatentParams& p, Smem& smem, const Place& own)
       : p_(p), smem_(smem), own_(own) {}
 
-  // Returns the cursor of the key block that is `ahead` key blocks after this one. The cursor is
-  // valid once a panel of that key block that this consumer releases has been loaded.
+  // Returns the cursor of the key block that is `ahead` key blocks after this one. It is valid once
+  // a panel of that key block, one that this consumer releases, has been loaded.
   __device__ __forceinline__ const DecodeCursor& key_block(int ahead = 0) const {
     return smem_.key_blocks[(number_ + ahead) % Config::CURSORS];
   }
@@ -119,7 +119,7 @@ class LatentConsumerBase {
     const RowSpan rows = rows_that_exist<TILE>();
     return rows.first > 0 || rows.end < Config::BLOCK_N;
   }
-  // Sets masked scores of tile TILE to -inf. Returns which rows' visible keys are all in this tile.
+  // Sets masked scores of tile TILE to -inf. Returns which rows have all visible keys in this tile.
   template <int TILE>
   __device__ __forceinline__ SeeOneTile mask(Scores& s) const {
     if (all_visible()) return {};
@@ -150,8 +150,8 @@ class LatentConsumerBase {
     multiply_values<Config>(part_.out, p, v);
   }
 
-  // Combines a group with its work tile, which is kept in global memory until it is complete. If
-  // other splits have key blocks of the work tile, stores the group's partial instead.
+  // Combines a group with O of its work tile, which stays in global memory until the tile is
+  // complete. If other splits have key blocks of the tile, stores the group's partial instead.
   __device__ __forceinline__ void finish_group(const DecodeCursor& at) {
     const int2 bounds = smem_.bounds;
     const bool owns_tile = bounds.x <= at.tile_begin() && at.tile_end() <= bounds.y;

@@ -1,8 +1,8 @@
-// Attention of many heads to a cache of latent keys (MLA), on wgmma: the values are the first
+// Attention of many heads to a cache of latent keys (MLA), with wgmma: the values are the first
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
 // Grid      As many blocks as the GPU holds, one for each split of the key blocks of all sequences
-//           (core/decode_work.cuh). Splits have complete groups.
+//           (core/decode_work.cuh). Splits consist of complete groups.
 // Block     A warpgroup that loads, and two consumers of the same 64 rows. A row is a query of a
 //           head. A key block of 128 keys is two tiles. The first consumer computes S and P of the
 //           first tile, the second consumer those of the second tile. Each has half of the columns
@@ -16,7 +16,7 @@
 // Order     The first consumer adds P @ V of the first tile and then of the second; the second
 //           consumer adds its own tile first. So the panels of each consumer's own tile are free,
 //           and are filled for its next S, before its O is complete. Row maxima are whole numbers
-//           (exception: sm90/mla/weights.cuh), so rescaling is exact, even of P of the first tile.
+//           (exception: sm90/mla/weights.cuh), so rescaling is exact, even for P of the first tile.
 //
 // O of 64 rows fills the registers: there is no room for both O of a group and O of a work tile. So
 // each group has one online softmax over its tiles, and splits never cut it. O of the previous
@@ -287,8 +287,8 @@ class LatentConsumer : LatentConsumerBase<Config> {
 };
 
 // Runs a block. With STORES_WEIGHTS it stores P of the key blocks of its split, but only if all
-// splits together have at most few_key_blocks key blocks. Otherwise it computes O, but only if they
-// have more.
+// splits together have at most few_key_blocks key blocks. Without it, the block computes O, but
+// only if all splits together have more.
 template <class Config, bool STORES_WEIGHTS>
 __device__ __forceinline__ void latent_block(const MlaSm90Params& params) {
   const LatentParams& p = params.p;

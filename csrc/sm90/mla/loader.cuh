@@ -20,8 +20,8 @@ struct PanelPlace {
   uint32_t smem, full;
 };
 
-// Loads the keys of a split in one warp. While a key block is loaded, the places of the next one in
-// the cache are read from the block table: lane c has the place of the c-th run of 16 contiguous
+// Loads the keys of a split in one warp. While a key block is loaded, the cache locations of the
+// next one are read from the block table: lane c has the location of the c-th run of 16 contiguous
 // keys.
 template <class Config>
 class LatentKeyLoader {
@@ -82,7 +82,7 @@ class LatentKeyLoader {
 
   const MlaSm90Params& params_;
   Smem& smem_;
-  int number_ = 0;  // index of the key block being loaded in the split
+  int number_ = 0;  // index in the split of the key block being loaded
 
  private:
   int next_entry_, next_row_;  // place of this lane's 16 keys in the next key block
@@ -140,8 +140,8 @@ class LatentKeys : LatentKeyLoader<Config> {
   }
 };
 
-// Loads the queries of a split, one work tile after the other, in the other warps of the loading
-// warpgroup, each of which loads one row at a time. Rows that do not exist become zeros.
+// Loads the queries of a split, one work tile after the other, in the other three warps of the
+// loading warpgroup. Each warp loads one row at a time. Rows that do not exist become zeros.
 template <class Config>
 __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Config::Smem& smem,
                                              DecodeCursor at, int key_blocks) {

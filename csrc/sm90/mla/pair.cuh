@@ -9,9 +9,9 @@
 //           the other block, through one of SLOTS places in that block's memory. When a block sends
 //           P of key block n, it has received P of key block n - 1 from the other block. The other
 //           block sent that after it had read P of key block n - 2, so the slot is free.
-// Shared    Q. Of the own tile, whose S the block computes: the block's columns, twice, so that the
-//           next ones arrive during P @ V; and the other columns, which are read only for S. Of the
-//           other tile: the block's columns.
+// Shared    Q. From the own tile, whose S the block computes: the block's columns, in two buffers,
+//           so that the next ones arrive during P @ V; and the other columns, which are read only
+//           for S. From the other tile: the block's columns.
 #pragma once
 
 #include "core/softmax.cuh"
@@ -34,13 +34,13 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
   static constexpr int OWN = Base::OWN_PANELS;       // panels of a tile with the block's columns
   static constexpr int OTHERS = Base::PANELS - OWN;  // the other panels of a tile
   static constexpr int OWN_TILES = 2, SLOTS = 2;
-  static constexpr int CURSORS = 4;  // the loader is two key blocks ahead at most
+  static constexpr int CURSORS = 4;  // the loader is at most two key blocks ahead
   static constexpr int STEPS = Base::BLOCK_N / 16;
   // Bytes per warp: P, tops and sums.
   static constexpr int WARP_SLOT_BYTES = STEPS * 32 * 16 + 8 * 16;
 
-  // Returns panel i of the own tile in the order in which S uses them: the block's columns come
-  // first.
+  // Returns the panel of the own tile that is number i in the order in which S uses the panels. The
+  // block's columns come first.
   __device__ __forceinline__ static int own_panel(int part, int i) {
     return Base::scores_panel(part, i);
   }
@@ -51,7 +51,7 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
     alignas(1024) uint8_t theirs[OWN * Tile::BYTES];
     alignas(1024) uint8_t q[Base::PANELS * Tile::BYTES];
     uint4 weights[SLOTS][WARPS_OF_GROUP][STEPS][32];
-    float4 stats[SLOTS][WARPS_OF_GROUP][8];  // of two rows each: their tops, then their sums
+    float4 stats[SLOTS][WARPS_OF_GROUP][8];  // two rows each: their tops, then their sums
     uint64_t own_full[OWN_TILES][OWN], others_full[OTHERS], theirs_full;
     uint64_t own_empty[OWN_TILES], others_empty, theirs_empty;
     uint64_t q_full, q_empty, slot_full[SLOTS][WARPS_OF_GROUP];
@@ -299,7 +299,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ uint32_t own_values() const {
     return shared_address(smem_.own[number_ % Config::OWN_TILES]);
   }
-  // Zeroes the values of both tiles' keys that do not exist.
+  // Zeroes the values of keys that do not exist, in both tiles.
   template <int PART>
   __device__ __forceinline__ void clear_missing() const {
     if (!this->template lacks_keys<0>() && !this->template lacks_keys<1>()) return;

@@ -1,18 +1,18 @@
-// O of a block's work tile while a group is computed: it is kept in global memory, cached by L2.
+// Keeps O of a block's work tile in global memory, cached by L2, while a group is computed.
 #pragma once
 
 #include "core/decode_rows.cuh"
 
 namespace flash_dist {
 
-// Each thread reads back what it has written, 16 bytes at a time. Adjacent threads use adjacent
-// memory.
+// O, top and sum of a work tile in global memory. Each thread reads back what it has written, 16
+// bytes at a time. Adjacent threads use adjacent memory.
 template <class Place, int OT>
 struct TileRest {
   using Config = typename Place::Config;
   static constexpr int CHUNKS = OT + 1;  // 16-byte chunks per lane: top and sum of its rows, then O
-  // The data fit in the two kept partials of the split, which have room for 2 * partial_rows rows.
-  // In the tightest case, 17 rows, two warps write 16 rows each; with more rows more room is left.
+  // The data fit in the two partials reserved per split, which have room for 2 * partial_rows rows.
+  // In the tightest case, 17 rows, two warps write 16 rows each; with more rows, more room is left.
   static_assert(Config::Splits::RESTING == 2);
   static_assert(2 * Config::CONSUMERS * CHUNKS * 32 * 4 <= 2 * 17 * Config::HEAD_DIM_V);
 

@@ -1,6 +1,6 @@
 // Computes O of calls with few work tiles of latent keys and at most few_key_blocks key blocks.
-// sm90/mla/kernel.cuh has computed P of all key blocks in parallel and stored it. The chain of
-// products of a group is as long as there, but each block computes only 64 columns.
+// sm90/mla/kernel.cuh has computed P of all key blocks in parallel and stored it. A group has as
+// many products in sequence as in that kernel, but each block computes only 64 columns.
 //
 // Grid      x = group of a work tile, counted over all work tiles, and 64 columns of O.
 // Block     A warpgroup that multiplies, and a warp that loads.
@@ -40,7 +40,7 @@ struct MlaValuesSm90Config
   };
   struct Smem {
     alignas(1024) Stage stages[STAGES];
-    // Per tile of a group and row: first top and sum, then the factors of O and of P.
+    // For each tile of a group and each row: first top and sum, then the factors of O and of P.
     float2 factors[Splits::GROUP * TILES][BLOCK_ROWS];
     float2 totals[BLOCK_ROWS];  // top and sum of the group
     StageBarriers<STAGES> barriers;
@@ -254,7 +254,7 @@ class LatentValues {
     }
     mbarrier_wait(full, groups_++ % 2);
     if (threadIdx.x < LATENT_TILE) find_factors_of_row<SECOND_FIRST>(threadIdx.x, key_blocks);
-    barrier_sync(ALL_CONSUMERS, WARPGROUP);
+    barrier_sync(ALL_CONSUMERS, WARPGROUP);  // all factors are stored
   }
   template <bool SECOND_FIRST>
   __device__ __forceinline__ void find_factors_of_row(int row, int key_blocks) {

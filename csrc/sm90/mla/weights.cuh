@@ -7,8 +7,8 @@
 // rounding error of the greatest P would be a large part of the error of O.
 //
 // A group has one chain of products P @ V over its tiles. Of the two tiles of a key block, the
-// first tile is added first in the first half of O's columns, and the second tile in the second
-// half.
+// first tile is added first in the first half of O's columns, and the second tile is added first in
+// the second half.
 #pragma once
 
 #include "core/accumulator.cuh"
