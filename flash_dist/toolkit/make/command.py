@@ -1,6 +1,6 @@
-"""Ends tools with a sentence on stderr and exit code 1 after an expected error.
+"""Ends commands with a sentence on stderr and exit status 1 after an expected error.
 
-Ctrl-C prints one word, and exits with status 130 as in every program.
+After Ctrl-C, a command prints one word and ends with status 130, as most programs do.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Words = ParamSpec("Words")
 
 
 def complain(error: object) -> None:
-    """Print an error."""
+    """Print an error on stderr."""
     print(_tell(error), file=sys.stderr, flush=True)
 
 
 def command(main: Callable[Words, int]) -> Callable[Words, int]:
-    """Make a command end with status 1 and a sentence after an expected error."""
+    """Make a command print a sentence and return status 1 after an expected error."""
 
     @functools.wraps(main)
     def run(*args: Words.args, **options: Words.kwargs) -> int:

@@ -97,7 +97,10 @@ def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) 
 
 
 def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
-    """Estimate the time left from the sets done; a target is compiled for its first set only."""
+    """Return a text with the estimated time left; empty before the first set is done.
+
+    A target is compiled for its first set only: later sets reuse the objects.
+    """
     seen: set[object] = set()
     counts = []
     for one in sets:
