@@ -224,7 +224,7 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def write_sources(out: Path, variants: Iterable[Variant]) -> list[str]:
-    """Write the translation units of one target, delete its old ones, and return their paths."""
+    """Write one target's translation units, and return their paths; delete its outdated units."""
     files: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in variants:
         files[variant.source].append(variant)
