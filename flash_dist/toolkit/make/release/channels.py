@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Row:
     """One channel, described without loading its module."""
 
-    name: str  # also names its session, its folder and its key in manifest.json
+    name: str  # also the name of its session and folder, and its `kind` in manifest.json
     module: str
     summary: str  # for `nox -l`
     groups: tuple[str, ...]  # dependency groups of its session

@@ -53,7 +53,7 @@ if sys.version_info < (3, 10):
 {_RUN}
 """
 METADATA: Final = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-LEFT_OUT: Final = ("__pycache__", "bin")  # of dependencies; their metadata stays for its licences
+LEFT_OUT: Final = ("__pycache__", "bin")  # folders of dependencies; dist-info has their licences
 
 
 def build_zipapp(dependencies: Path, out: Path) -> None:

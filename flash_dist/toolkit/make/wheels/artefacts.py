@@ -48,7 +48,7 @@ class Artefact:
     installed_size: int  # bytes of all files, unpacked
     metadata: Metadata
     manifest: Manifest
-    embedded: tuple[Arch, ...]  # targets of its images, oldest first
+    embedded: tuple[Arch, ...]  # targets of the images in its libraries, oldest first
 
     @property
     def file_name(self) -> str:
