@@ -341,7 +341,7 @@ def _read_spills(told: str | list[Any], root: Path) -> Path | tuple[Mapping[str,
 
 
 def _find_tests(told: list[str] | None, data: Mapping[str, Any], root: Path) -> Iterator[Path]:
-    """Yield the named tests; by default the folder `tests`, if there is a group `test`."""
+    """Yield the named tests; by default `tests/`, if there is a dependency group `test`."""
     if told is None and "test" in data.get("dependency-groups", {}):
         yield from (path for path in [root / "tests"] if path.is_dir())
     for name in told or ():

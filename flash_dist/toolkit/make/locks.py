@@ -39,11 +39,11 @@ NOT_COVERED: Final = (
 )
 RENEW: Final = "`nox -s lock_requirements` locks all groups again"
 INDEX: Final = "https://pypi.org/simple"
-# Groups that need another Python than the other groups.
+# Groups whose oldest Python is not 3.10.
 PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}
 # Groups for a separate folder or machine: their versions need not agree with other groups.
 ALONE: Final = ("image_oldest", "nvcc", "nvcc_aarch64", "nvcc12", "ptxas12")
-_MARK: Final = "#: "  # prefix of each requirement that a file was made from
+_MARK: Final = "#: "  # begins each line of a lock file with a requirement of its group
 
 
 class LockError(KernelsError):

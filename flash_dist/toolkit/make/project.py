@@ -198,7 +198,7 @@ def report_path(label: str) -> Path:
 
 
 def read_report(label: str, folder: Path | None = None) -> str:
-    """Read the report on a set, in `folder` or by default in this process's build folder."""
+    """Read the report on a set, by its label; `folder` is the build folder, by default our own."""
     path = report_path(label) if folder is None else folder / "reports" / f"{label}.txt"
     return path.read_text(encoding="utf-8").strip()
 

@@ -218,7 +218,7 @@ def run_preflight(
 
 
 def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
-    """Return CUDA_HOME's release, or None if it is not set; raise if no set needs its major."""
+    """Return CUDA_HOME's release, None if it is unset; raise if no set needs its major version."""
     home = named_home(environ)
     if home is None:
         return None
@@ -274,7 +274,7 @@ def copy_tree(session: nox.Session, tree: Path) -> None:
 
 
 def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) -> None:
-    """Run another session here, and stop if it fails: nox would go on after failed `requires`.
+    """Run another session here, and stop if it fails: nox goes on if a session in `requires` fails.
 
     The session uses the environment of this tree, even if it works on another tree.
     """

@@ -114,7 +114,7 @@ def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
 
 @command
 def report(build: Callable[[Sequence[str]], Builds]) -> int:
-    """Build the sets of the command line, and report the results."""
+    """Build the sets that the command line chooses, and report the results."""
     for gap in describe_gaps(ARCHSETS):
         print(
             f"warning: `nox -s index` will refuse these sets: {gap}\n", file=sys.stderr, flush=True

@@ -89,7 +89,10 @@ def same_major(one: str, other: str) -> bool:
 
 
 def _compiling(archset: ArchSet, toolkit: str | None) -> str:
-    """Return the CUDA version that compiles a set: `toolkit`, or the set's if the majors differ."""
+    """Return the CUDA version that compiles a set.
+
+    It is `toolkit`, or the set's own version if `toolkit` is None or has another major version.
+    """
     if toolkit is None or not same_major(archset.toolkit, toolkit):
         return archset.toolkit
     return toolkit

@@ -89,7 +89,7 @@ class BuildNative(build_ext):
     """Builds the libraries and the manifest in place of setuptools' extension."""
 
     def run(self) -> None:
-        """Compile the libraries and copy them into the package; end with a sentence on failure."""
+        """Compile the libraries and copy them into the package; exit with a message on failure."""
         with told_in_a_sentence():
             self.compile()
 

@@ -105,7 +105,7 @@ def require_same_bytes(one: Path, other: Path) -> None:
 
 
 def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
-    """Check that an sdist has git's files except dotfiles, and no others but setuptools' own."""
+    """Check that an sdist has git's files except dotfiles, and otherwise only setuptools' files."""
     wanted = {name for name in tracked if not name.startswith(".")}
     found = {name for name in packed if not name.startswith(ADDED)}
     differences = [

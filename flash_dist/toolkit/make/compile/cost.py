@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _OBJECT: Final = re.compile(
     r"CMakeFiles/(?P<target>(?:sm|compute)_\w+)\.dir/.*/(?P<stem>\w+)\.cu\.o"
 )
-# Follows the family's name in a file name: a word such as `_bf16`, or a size such as `_d64`.
+# The text after the family's name in a file name: a word such as `_bf16`, or a size: `_d64`.
 _VARIANT: Final = re.compile(rf"_(?:{'|'.join(FLOORS)}|d[0-9])")
 _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 

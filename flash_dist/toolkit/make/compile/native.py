@@ -61,7 +61,7 @@ class NativeBuild:
     """The compiled libraries of one arch set."""
 
     folder: Path
-    variants: tuple[dict[str, Any], ...]  # variants.json joined with the library's own data
+    variants: tuple[dict[str, Any], ...]  # from variants.json, with the library's launch sizes
     fallbacks: Fallbacks
     resources: tuple[KernelResources, ...]  # of SASS, from the compilation
     assembled: tuple[KernelResources, ...]  # of PTX, from offline assembly

@@ -23,7 +23,7 @@ GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
 
 
 class Packages(NamedTuple):
-    """PyPI names of the packages with NVIDIA's components, for one CUDA major."""
+    """PyPI names of the packages with NVIDIA's components, for one major CUDA version."""
 
     runtime: str
     crt: str

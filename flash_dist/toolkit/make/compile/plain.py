@@ -84,7 +84,7 @@ def _quote(text: str) -> str:
 
 
 def list_groups(files: Iterable[Plain], archs: Sequence[Arch]) -> tuple[Group, ...]:
-    """Group a package's plain files by their targets, among those of a set, and by their flags."""
+    """Group a package's plain files by their flags and by their targets in a set."""
     found: defaultdict[tuple[tuple[Arch, ...], tuple[str, ...]], list[Path]] = defaultdict(list)
     for one in files:
         found[one.archs_in(archs), one.flags].append(one.path)

@@ -1,7 +1,7 @@
 """Conda metadata of a wheel: build string, dependencies, GPUs. Pure functions.
 
 The solver chooses the arch set. `__cuda_arch` (CEP 46) is the *lowest* compute capability of the
-machine, so a package can guarantee that this GPU is served, but nothing about the other GPUs:
+machine, so a package can guarantee code for that GPU, but nothing about the other GPUs:
 
 - A package's range of `__cuda_arch` covers exactly the GPUs that its embedded targets run on.
 - The range is a constraint, not a dependency: clients without `__cuda_arch` can install it, too.

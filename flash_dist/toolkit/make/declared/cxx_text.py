@@ -33,7 +33,7 @@ _NAME: Final = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 
 
 def blank_out(text: str) -> str:
-    """Replace comments, and the contents of literals except `"C"`, with as many blanks."""
+    """Replace comments, and the contents of literals except `"C"`, with equally many blanks."""
     return _NO_CODE.sub(_blank, text)
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 PLACE: Final = f"[tool.{TABLE}.dispatch]"
 
-# Keys of a kernel's record other than axes, so no axis may have these names (`Variant.to_json`,
-# the manifest).
+# Keys of a kernel's record other than axes, so no axis may have these names (see
+# `Variant.to_json` and the manifest).
 _RESERVED: Final = frozenset({
     "assembled_for", "dynamic_smem", "family", "proof", "registers", "role", "source",
     "spill_bytes", "stack_bytes", "static_smem", "symbol", "target", "threads",

@@ -1,4 +1,4 @@
-"""Rejects package names that Python, C++, torch or CUDA uses; finds similar installed names."""
+"""Rejects package names that Python, C++, torch or CUDA uses, and finds similar package names."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-# Folders in dist/ and in an index that belong to no set.
+# Folders in dist/ and in an index that are not for sets, so no set may have these names.
 RESERVED: Final = (
     "conda", "hub", "index", "packages", "provenance", "pypi", "sdist", "simple", "toolkit",
     "variants", "zipapp",
@@ -160,7 +160,7 @@ def _complete(name: str, told: object, own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield for each CPU the default set of all clients: the set that serves the most targets."""
+    """Yield each CPU and its picks: for all clients, the set that serves the most GPUs."""
     archs = {name: ArchSet.parse(one["archs"], name=name).archs for name, one in tables.items()}
     devices = {arch.device for every in archs.values() for arch in every if not arch.ptx}
     machines = {name: str(one.get("machine", DEFAULT_MACHINE)) for name, one in tables.items()}

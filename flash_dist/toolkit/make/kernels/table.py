@@ -42,7 +42,7 @@ class Row:
     sizes: tuple[int, ...]
     plan: int
     constants: tuple[tuple[str, int], ...]
-    kept_for: int = 0  # number of the target that gets this row although a larger plan fits
+    kept_for: int = 0  # number of a target that gets this row although a larger plan fits; 0: none
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -117,7 +117,11 @@ def pick_default(artefacts: Sequence[Artefact], *, partial: bool) -> list[Artefa
 
 
 def pick_name(machine: str) -> str:
-    """Return the set of the default index for a kind of CPU; pip and uv must have the same pick."""
+    """Return the name of the default index's set for a kind of CPU.
+
+    Raises:
+        ArtefactError: `picks` names different sets for pip and uv, which read the same index.
+    """
     names = {pick_for(client, ARCHSETS, machine).name for client in ("pip", "uv")}
     if len(names) != 1:
         message = f"pip and uv read one index, and `picks` gives them {sorted(names)}"
@@ -209,7 +213,7 @@ def _parse_url(text: str) -> str:
 def find_offers(
     dist: Path, artefacts: Sequence[Artefact], rows: Sequence[Row], url: str
 ) -> list[Offer]:
-    """Return the files that channels made of the wheels, as served by the index.
+    """Return the files that channels made from the wheels, as served by the index.
 
     Raises:
         KernelsError: A channel differs from the output of its session.

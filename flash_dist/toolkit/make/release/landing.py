@@ -59,7 +59,7 @@ _LAYOUT = """
 
 @dataclass(frozen=True)
 class Offer:
-    """A file that another channel made of a wheel, as served by the index."""
+    """A file that another channel made from a wheel, as served by the index."""
 
     channel: str
     folder: Path  # folder of the channel in dist/, copied next to the page
@@ -83,7 +83,7 @@ def make_page(
         indexes: Names of the arch sets in each index, by the index's folder next to the page.
         url: Address of the page's folder.
         default: The index for users who choose no set.
-        offers: Files that other channels made of the wheels.
+        offers: Files that other channels made from the wheels.
     """
     newest = _newest(artefacts)
     version = newest[0].version.public

@@ -1,4 +1,4 @@
-"""Write the files beside the wheels of a release into dist/: `nox -s manifest`.
+"""Write the files that accompany the wheels of a release into dist/: `nox -s manifest`.
 
     manifest.json                    every wheel: set, targets, SHA-256, size, tags, toolkit, torch;
                                      and files of other channels, including the sources

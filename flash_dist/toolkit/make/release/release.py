@@ -197,7 +197,7 @@ def check_tree(args: argparse.Namespace, version: str) -> None:
 
 
 def check_wheels(args: argparse.Namespace, version: str) -> None:
-    """Reject wheels that are not exactly this release."""
+    """Reject wheels that are not exactly those of this release."""
     artefacts = find_artefacts(args.dist)
     problems = list(find_problems(artefacts, published_sets(), version, read_source()))
     if problems:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FILE: Final = f"{NAME}.pyz"
 
-# In a project with a copy of this toolkit, run the copy: the project may have no `__main__`.
+# In a project with a copy of this toolkit, run the copy: `__main__` may have no function `run`.
 _RUN: Final = (
     f"from {NAME}.__main__ import run\n\nrun()"
     if EMBEDDED

@@ -1,6 +1,6 @@
 """Reads the settings of pip and uv for indexes and folders of wheels, from inside a build.
 
-An isolated build of pip hides pip's own environment: a separate process reads the settings and
+An isolated build of pip hides pip's own environment. So a separate process reads the settings and
 packages of that environment.
 """
 

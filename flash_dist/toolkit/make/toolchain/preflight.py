@@ -195,7 +195,7 @@ def _require_host(host: Host) -> tuple[Version, Version]:
 
 
 def _can_replace(cuda: str, wanted: str) -> bool:
-    """Tell if a toolkit may replace the wanted toolkit: it is not older, and of the same major."""
+    """Tell if a toolkit may replace the wanted one: not older, and of the same major version."""
     found, least = parse_version(cuda), parse_version(wanted)
     return found[0] == least[0] and found >= least
 

@@ -151,7 +151,7 @@ def _cached(cache: Path, lock: Lock) -> Path:
 
 
 def _checked_lock() -> Lock:
-    """Load the lock, and check that it covers the present binding."""
+    """Load the lock, and check that it covers the current binding."""
     lock = Lock.load()
     missing = own_includes(_read_binding()) - lock.sha256.keys()
     if missing:

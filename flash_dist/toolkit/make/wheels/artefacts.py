@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 PYPI: Final = "pypi"  # folder in dist/ of the wheels without a label
-PURE: Final = "-none-any.whl"  # ending of pure wheels, such as the toolkit's wheel
+PURE: Final = "-none-any.whl"  # end of the file names of pure wheels, such as the toolkit's
 
 
 class ArtefactError(KernelsError):

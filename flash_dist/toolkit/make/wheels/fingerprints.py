@@ -109,7 +109,7 @@ def keep_built(
 
 @command
 def main() -> int:
-    """Check the wheels of the command line."""
+    """Check the wheels that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.replace("PACKAGE", NAME))
     parser.add_argument("wheels", type=Path, nargs="+")
     parser.add_argument(
