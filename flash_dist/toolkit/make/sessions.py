@@ -274,9 +274,9 @@ def copy_tree(session: nox.Session, tree: Path) -> None:
 
 
 def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) -> None:
-    """Run another session here, and stop if it fails: nox goes on if a session in `requires` fails.
+    """Run another session with its own arguments, and stop if it fails.
 
-    The session uses the environment of this tree, even if it works on another tree.
+    The session uses the environments of this tree, even if it works on another tree.
     """
     environments = str(Path(session.virtualenv.location).parent)
     command = [sys.executable, "-m", "nox", "-f", str(tree / "noxfile.py"), "-s", name]

@@ -75,7 +75,7 @@ class Family:
     params: str
     launch: str
     rows: tuple[Row, ...]
-    words: tuple[tuple[str, ...], ...]  # each with one word of each axis with rule `equal`
+    words: tuple[tuple[str, ...], ...]  # each has one word for each axis with the rule `equal`
     role: str = ""  # "" means the name
     targets: frozenset[Arch] = frozenset()  # empty: all targets
     refuses: str = ""

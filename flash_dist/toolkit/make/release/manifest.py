@@ -58,7 +58,8 @@ def write_release(
         signers: The keys that sign; none: nothing is signed.
 
     Raises:
-        KernelsError: A wheel fails `verify`, or was not built from the commit.
+        KernelsError: A wheel fails `verify`, or was not built from the commit; or there are
+            signers, but no commit.
     """
     if signers and source is None:
         message = "a signed release names its commit, and --no-commit leaves it out"

@@ -91,7 +91,8 @@ def read_artefact(path: Path) -> Artefact:
     """Read one wheel of this package.
 
     Raises:
-        KernelsError: The file is not a wheel of this package, or cannot be read.
+        KernelsError: The file is not a labelled wheel of this package, was renamed, or cannot be
+            read.
     """
     try:
         _, version, _, tags = parse_wheel_filename(path.name)
