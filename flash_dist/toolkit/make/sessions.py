@@ -96,14 +96,14 @@ def words_of(session: nox.Session, *groups: str) -> list[str]:
 
 
 def install_wheel(session: nox.Session, wheel: str | Path) -> None:
-    """Install a wheel and its requirements, even over the same version."""
+    """Install a wheel and its requirements, even if the same version is installed."""
     path = str(Path(wheel).resolve())
     session.install("--force-reinstall", "--no-deps", path)
     session.install(path)
 
 
 def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) -> None:
-    """Install groups and a wheel; use the machine's torch, but no pytest plugins next to it."""
+    """Install groups and a wheel; use the machine's torch, but no pytest plugins beside it."""
     see_torch(session)
     install(session, *groups)
     install_wheel(session, wheel)

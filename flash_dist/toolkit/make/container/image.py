@@ -144,7 +144,7 @@ def _fetch_python(folder: Path, target: Path) -> None:
 
 
 def _ca_bundle(environ: Mapping[str, str]) -> Path:
-    """Return the certificates that this machine trusts, including those of a proxy."""
+    """Return the file of certificates that this machine trusts, including those of a proxy."""
     named = environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
     if named and Path(named).is_file():
         return Path(named)

@@ -75,7 +75,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The name of the wheel's folder, which `kernels` compares with a machine."""
+        """The name of the wheel's folder, by which `kernels` tells if a machine can use it."""
         manifest = self.artefact.manifest
         cuda, torch = (x.replace(".", "") for x in (manifest.toolkit.cuda, manifest.torch_min))
         return f"torch-stable-abi{torch}-cu{cuda}-{manifest.arch_set.machine}-linux"
