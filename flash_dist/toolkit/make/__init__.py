@@ -1,1 +1,1 @@
-"""Builds and publishes wheels of CUDA kernels. No project's wheel has this part of the toolkit."""
+"""Builds and publishes wheels of CUDA kernels. Wheels of projects do not contain this package."""

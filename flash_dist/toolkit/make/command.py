@@ -1,6 +1,6 @@
-"""Ends tools with a sentence on stderr and exit code 1 after an expected error.
+"""Makes commands print an expected error as a sentence on stderr, and exit with status 1.
 
-Ctrl-C prints one word, and exits with status 130 as in every program.
+After Ctrl-C, a command prints one word and ends with status 130, as most programs do.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Words = ParamSpec("Words")
 
 
 def complain(error: object) -> None:
-    """Print an error."""
+    """Print an error on stderr."""
     print(_tell(error), file=sys.stderr, flush=True)
 
 
 def command(main: Callable[Words, int]) -> Callable[Words, int]:
-    """Make a command end with status 1 and a sentence after an expected error."""
+    """Make a command print an expected error as a sentence and return status 1."""
 
     @functools.wraps(main)
     def run(*args: Words.args, **options: Words.kwargs) -> int:
@@ -49,7 +49,7 @@ def command(main: Callable[Words, int]) -> Callable[Words, int]:
 
 @contextmanager
 def told_in_a_sentence() -> Iterator[None]:
-    """End the process with a sentence after an expected error: for hooks of pip and setuptools."""
+    """On an expected error, print its message and exit: for hooks of pip and setuptools."""
     try:
         yield
     except KernelsError as error:

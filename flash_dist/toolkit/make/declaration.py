@@ -1,7 +1,7 @@
 """The table `[tool.kernels]` of pyproject.toml: the sources of a package, and its GPUs.
 
-    version            of the package; wheels add the CUDA version and the label of their arch set
-    namespace          C++ namespace of the toolkit's functions; by default that of the package
+    version            the package's version; wheels append the CUDA version and their set's label
+    namespace          C++ namespace of the toolkit's functions; by default the package's name
     package            import package; by default the name of the project with `_`
     product, sets      JSON files in place of the keys below, for a package with many of them;
                        `product` is for a package that contains this toolkit
@@ -10,12 +10,12 @@
     torch_min          oldest torch, such as "2.10"; torch_tested_max: newest one that was tested
     dependencies       requirements of wheels, in addition to torch and what `doctor` needs
     toolkit            CUDA version of all sets that name none
-    oldest_gpu         compute capability that the code needs, such as "8.0"
+    oldest_gpu         lowest compute capability that the code supports, such as "8.0"
     operators          module that registers the operators; by default the binding itself is loaded
     index              address of the package index with the releases
     source_date_epoch  time stamp of files inside wheels
-    hub_card           Markdown file on the use of the package, for its page on the hub
-    [[sources]]        `files` of CUDA, each compiled once for all `targets` of a set, with `flags`
+    hub_card           Markdown file that explains the package on its page on the hub
+    [[sources]]        CUDA `files`, each compiled once for all its `targets` in a set, with `flags`
     [dispatch]         `table` of kernels, `host` code of the kernels library, `axes`, `main_role`
     [sets]             TORCH_CUDA_ARCH_LISTs by name, or tables with archs, who, toolkit, machine,
                        label, budget_mb
@@ -80,7 +80,7 @@ __all__ = ["DISTRIBUTION", "PLACE", "DeclarationError", "Plain", "Project", "rea
 SPILLS_PLACE: Final = f"`spills` of [tool.{TABLE}.gates]"
 TESTS_PLACE: Final = f"`tests` of [tool.{TABLE}.gates]"
 SOURCES_PLACE: Final = f"[[tool.{TABLE}.sources]]"
-EPOCH: Final = 1767225600  # 2026-01-01: for wheels whose table names no time
+EPOCH: Final = 1767225600  # 2026-01-01, for wheels whose table sets no time
 
 # Flags that the build itself sets, or that need a device link step, which the build lacks.
 _OWN_FLAG: Final = re.compile(
@@ -95,7 +95,7 @@ class Plain:
     """A CUDA file that is compiled once for all of its targets."""
 
     path: Path
-    targets: tuple[Arch, ...] = ()  # empty: all of the set
+    targets: tuple[Arch, ...] = ()  # empty: all targets of the set
     flags: tuple[str, ...] = ()
 
     @property
@@ -128,10 +128,10 @@ class Project:
     binding: tuple[Path, ...] = ()
     include: tuple[Path, ...] = ()
     plain: tuple[Plain, ...] = ()
-    table: Path | None = None
-    host: tuple[Path, ...] = ()
-    spills: Path | tuple[Mapping[str, Any], ...] = ()
-    tests: tuple[Path, ...] = ()  # tests of a wheel without a GPU: programs, and folders for pytest
+    table: Path | None = None  # the table of kernels, if there is one
+    host: tuple[Path, ...] = ()  # C++ files of the library of kernels
+    spills: Path | tuple[Mapping[str, Any], ...] = ()  # exceptions, or the file that lists them
+    tests: tuple[Path, ...] = ()  # tests that need no GPU: programs, and folders for pytest
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
     # Entry points of plug-ins by group: lines of the same form as `scripts`.
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
@@ -185,7 +185,9 @@ class Project:
         return f"`{self.spills.relative_to(self.root).as_posix()}`"
 
     def require_targets(self, archset: ArchSet) -> None:
-        """Check that each file has a target of a set, and without a table each target has a file.
+        """Check that each plain file has a target in a set.
+
+        If there is no table of kernels, each target of the set must have a file, too.
 
         Raises:
             DeclarationError: A file has no target of the set, or a target has no file.
@@ -339,7 +341,7 @@ def _read_spills(told: str | list[Any], root: Path) -> Path | tuple[Mapping[str,
 
 
 def _find_tests(told: list[str] | None, data: Mapping[str, Any], root: Path) -> Iterator[Path]:
-    """Yield the named tests; by default the folder `tests`, if there is a group `test`."""
+    """Yield the named tests; by default `tests/`, if there is a dependency group `test`."""
     if told is None and "test" in data.get("dependency-groups", {}):
         yield from (path for path in [root / "tests"] if path.is_dir())
     for name in told or ():
@@ -368,7 +370,7 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
             message = f"`{name}` has the name of a role of the table of kernels, `{one.role}`"
             raise DeclarationError(message, hint="reports name kernels by their file: rename it")
     if (project.name, axes) != (NAME, AXES):
-        return  # Table has only the axes of the package that this process builds
+        return  # Table.load knows only the axes of the package that this process builds
     from .kernels.table import Table  # noqa: PLC0415 - needs a TOML reader
 
     try:

@@ -1,7 +1,7 @@
-"""Locks what sessions, workflows and images install from PyPI, by hash: `nox -s lock_requirements`.
+"""Locks the packages that sessions, workflows and images install: `nox -s lock_requirements`.
 
 `<group>.txt` has every package that a group of the project's or the toolkit's pyproject.toml needs,
-one version each, with the hashes of its wheels for the Pythons and CPUs below. With
+with its version and the hashes of its wheels for the Pythons and CPUs below. With
 `--require-hashes`, an installer accepts only these packages with these bytes. If a version has no
 wheel, the hash is that of its sources. The files of groups that build and publish are in `locks/`
 next to this module, the files of the package's own sessions are in `ci/locks/`. The file of a group
@@ -39,11 +39,11 @@ NOT_COVERED: Final = (
 )
 RENEW: Final = "`nox -s lock_requirements` locks all groups again"
 INDEX: Final = "https://pypi.org/simple"
-# Groups that need another Python than the other groups.
+# Groups whose oldest Python is not 3.10.
 PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}
 # Groups for a separate folder or machine: their versions need not agree with other groups.
 ALONE: Final = ("image_oldest", "nvcc", "nvcc_aarch64", "nvcc12", "ptxas12")
-_MARK: Final = "#: "  # prefix of each requirement that a file was made from
+_MARK: Final = "#: "  # begins each line of a lock file with a requirement of its group
 
 
 class LockError(KernelsError):
@@ -83,8 +83,8 @@ def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
 def constraints(*groups: str) -> str:
     """Return UV_CONSTRAINT: the lock files of groups whose packages uv installs for a build.
 
-    It is empty where the hashes do not cover this Python. uv checks the hashes of constraints for
-    all packages that it installs; pip checks none of them.
+    It is empty where the hashes do not cover this machine or its Python. uv checks the hashes of
+    constraints for all packages that it installs; pip checks none of them.
     """
     return " ".join(str(lock_path(name)) for name in groups) if is_covered() else ""
 
@@ -108,7 +108,7 @@ def flatten(groups: Mapping[str, Sequence[str | Mapping[str, str]]], name: str) 
 
 
 def compile_locks(groups: Mapping[str, Sequence[str | Mapping[str, str]]]) -> dict[str, str]:
-    """Return the text of each group's lock file, with the newest versions that all can share.
+    """Return the text of each group's lock file, with the newest versions that groups can share.
 
     Raises:
         LockError: uv is not installed, or there is no solution.
@@ -167,7 +167,7 @@ def _compile(
 
 
 def _write_package(package: Mapping[str, Any]) -> str:
-    """Write a package and its hashes as a line of a requirements file."""
+    """Return a package and its hashes as an entry of a requirements file."""
     marker = f" ; {package['marker']}" if "marker" in package else ""
     wheels = [one for one in package.get("wheels", ()) if _is_ours(one["url"].rpartition("/")[2])]
     files = wheels or [package["sdist"]]

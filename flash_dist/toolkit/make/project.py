@@ -153,7 +153,7 @@ def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
 
 
 def can_read_toml() -> bool:
-    """Tell if this Python has a TOML parser: 3.10 gets it with the requirements of a build."""
+    """Tell if this Python has a TOML parser: Python 3.10 gets one from the build requirements."""
     return sys.version_info >= (3, 11) or find_spec("tomli") is not None
 
 
@@ -193,12 +193,12 @@ def load_requirements(group: str, path: Path = GROUPS) -> list[str]:
 
 
 def report_path(label: str) -> Path:
-    """Return the path of a build's report, a line of counts that ends the log of the build."""
+    """Return the path of a build's report: a line of counts, which is printed after the build."""
     return build_folder() / "reports" / f"{label}.txt"
 
 
 def read_report(label: str, folder: Path | None = None) -> str:
-    """Read the report on a set, in `folder` or by default in this process's build folder."""
+    """Read the report on a set, by its label; `folder` is the build folder, by default our own."""
     path = report_path(label) if folder is None else folder / "reports" / f"{label}.txt"
     return path.read_text(encoding="utf-8").strip()
 

@@ -37,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_requirements() -> list[str]:
-    """Return requirements: the toolkit, compilers for this kind of machine, wheels' dependencies.
+    """Return what a build on this machine installs, and the declared dependencies of its wheels.
 
     Raises:
-        KernelsError: There is no project here, or the project cannot be built on such a machine.
+        KernelsError: There is no project here, or it cannot be built on this machine.
     """
     from .building.plan import find_release  # noqa: PLC0415 - needs a project
     from .project import load_project, load_requirements  # noqa: PLC0415

@@ -50,7 +50,7 @@ def session_of(function: None = None, /, **options: Any) -> Callable[[Session], 
 
 
 def session_of(function: Session | None = None, /, **options: Any) -> Any:
-    """Register a session as `nox.session` does; print its errors, or a full disk, as a sentence."""
+    """Register a session as `nox.session` does; print expected errors without a traceback."""
     if function is None:
         return partial(session_of, **options)
 
@@ -67,7 +67,7 @@ def session_of(function: Session | None = None, /, **options: Any) -> Any:
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups, locked ones by hash; then torch and unlocked ones without."""
+    """Install dependency groups: first the locked groups by hash, then torch and other groups."""
     distinct = dict.fromkeys(BESIDE if name == UNLOCKED else name for name in groups)
     own = [] if EMBEDDED else [name for name in distinct if name not in load_groups(own=False)]
     unlocked = [*own, *({UNLOCKED} & set(groups))]
@@ -88,7 +88,7 @@ def _read_groups(session: nox.Session, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def words_of(session: nox.Session, *groups: str) -> list[str]:
-    """Return the installer's arguments for groups: lock files, or requirements if none apply."""
+    """Return the installer's arguments for groups: lock files, or requirements without hashes."""
     if not is_covered():
         session.log(f"{NOT_COVERED}: installed without hashes")
         return list(nox.project.dependency_groups({_KEY: GROUPS}, *groups))
@@ -96,14 +96,14 @@ def words_of(session: nox.Session, *groups: str) -> list[str]:
 
 
 def install_wheel(session: nox.Session, wheel: str | Path) -> None:
-    """Install a wheel and its requirements, even over the same version."""
+    """Install a wheel and its requirements, even if the same version is installed."""
     path = str(Path(wheel).resolve())
     session.install("--force-reinstall", "--no-deps", path)
     session.install(path)
 
 
 def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) -> None:
-    """Install groups and a wheel; use the machine's torch, but no pytest plugins next to it."""
+    """Install groups and a wheel; use the machine's torch, but no pytest plugins beside it."""
     see_torch(session)
     install(session, *groups)
     install_wheel(session, wheel)
@@ -131,7 +131,7 @@ def built_wheels() -> list[str]:
 
 
 def require_wheels(session: nox.Session, *names: str) -> None:
-    """Stop before any installation if dist/ lacks the wheels of the named sets, or has no wheel."""
+    """Stop before any installation if a named set has no wheel in dist/, or dist/ has no wheel."""
     sets = load_archsets(ARCHSETS)
     lacking = [name for name in names if not any((ROOT / "dist" / name).glob("*.whl"))]
     if not lacking and (names or built_wheels()):
@@ -151,7 +151,7 @@ def set_names(session: nox.Session) -> list[str]:
 
 
 def is_native(session: nox.Session) -> bool:
-    """Tell if this machine's compiler builds: on request, or without a container engine."""
+    """Tell if this machine's compiler builds the wheels: on request, or if no engine answers."""
     if NATIVE in session.posargs:
         return True
     engine = find_engine(os.environ)
@@ -218,7 +218,7 @@ def run_preflight(
 
 
 def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
-    """Return CUDA_HOME's release, or None if it is not set; raise if no set needs its major."""
+    """Return CUDA_HOME's release, None if it is unset; raise if no set needs its major version."""
     home = named_home(environ)
     if home is None:
         return None
@@ -229,9 +229,9 @@ def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
 
 
 def install_toolchain(session: nox.Session, *names: str) -> None:
-    """Install the packages that build these arch sets, and each CUDA toolkit but that of CUDA_HOME.
+    """Install the packages that build these arch sets, and each CUDA toolkit except CUDA_HOME's.
 
-    All sessions share one nvcc per CUDA version: the objects of a build folder depend on its path.
+    All sessions share one nvcc per CUDA version, because objects depend on the path of nvcc.
     """
     found = run_preflight(session, *names)
     install(session, "build", "audit")
@@ -262,7 +262,7 @@ def foreign_options(session: nox.Session, target: Target) -> tuple[str, ...]:
 
 
 def copy_tree(session: nox.Session, tree: Path) -> None:
-    """Copy the files of the project to a new tree, and commit them: each time the same commit."""
+    """Copy the project's files to a new tree and commit them; equal files give the same commit."""
     shutil.rmtree(tree, ignore_errors=True)
     copy_project(tree)
     day = f"@{load_project().source_date_epoch} +0000"
@@ -274,9 +274,9 @@ def copy_tree(session: nox.Session, tree: Path) -> None:
 
 
 def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) -> None:
-    """Run another session here, and stop if it fails: nox would go on after failed `requires`.
+    """Run another session with its own arguments, and stop if it fails.
 
-    The session uses the environment of this tree, even if it works on another tree.
+    The session uses the environments of this tree, even if it works on another tree.
     """
     environments = str(Path(session.virtualenv.location).parent)
     command = [sys.executable, "-m", "nox", "-f", str(tree / "noxfile.py"), "-s", name]

@@ -45,7 +45,11 @@ class BackendError(KernelsError):
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """Return the requirements for compiling; unless `unfinished`, check machine and targets."""
+    """Return the requirements for compiling.
+
+    Unless `unfinished` is set, check this machine and the targets. The requirements then include
+    torch if its headers are found nowhere else, and a CUDA toolkit if CUDA_HOME names none.
+    """
     needed = load_requirements("backend")
     if _unfinished(config_settings):
         return needed
@@ -68,7 +72,7 @@ def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
 
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
-    """Return an editable wheel's requirements for `uv lock`; end with an error if pip asks."""
+    """Return the requirements that `uv lock` asks for; if pip asks, end with an error."""
     if BY_PIP in os.environ:  # otherwise pip first downloads the dependencies, including torch
         build_editable("", config_settings)
     return load_requirements("backend")
@@ -79,7 +83,7 @@ def build_editable(
     config_settings: Settings = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Refuse an editable install, whose libraries would lie among the sources."""
+    """Refuse an editable install, which would need compiled libraries in the source folder."""
     del wheel_directory, config_settings, metadata_directory
     with told_in_a_sentence():
         message = f"{NAME} is not installed in editable mode: its libraries are compiled"
@@ -179,10 +183,10 @@ def _build_finished(target: Path, *, labelled: bool) -> Path:
 
 
 def settle_environment() -> None:
-    """Set the variables for time stamps, build folder and, if it is not set, CUDA_HOME.
+    """Set SOURCE_DATE_EPOCH and the variable of the build folder; also CUDA_HOME, if it is unset.
 
     pip makes an isolated environment at another path for every build. Objects depend on the path of
-    nvcc, so CUDA_HOME is a copy of the toolkit that the build folder keeps.
+    nvcc, so CUDA_HOME is set to a copy of the toolkit in the build folder.
     """
     os.environ["SOURCE_DATE_EPOCH"] = load_project().epoch
     os.environ[BUILD_FOLDER] = str(_objects_folder())
@@ -191,14 +195,14 @@ def settle_environment() -> None:
 
 
 def _list_headers() -> list[str]:
-    """Return the requirements for torch's headers: torch if the headers are nowhere else."""
+    """Return torch as a requirement if its headers are found nowhere else, or an empty list."""
     from ..toolchain.torch_headers import FOLDER, list_needed  # noqa: PLC0415 - needs a TOML reader
 
     return list_needed(_objects_folder() / FOLDER)
 
 
 def _objects_folder() -> Path:
-    """Return the folder of objects for builds by a frontend such as pip."""
+    """Return the build folder of builds that a frontend such as pip starts."""
     return Path(os.environ.get(BUILD_FOLDER) or ROOT / "build" / "pip")
 
 

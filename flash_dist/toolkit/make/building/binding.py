@@ -63,7 +63,7 @@ class Mention:
 class Include(Mention):
     """An included header; `name` is spelled as in the directive."""
 
-    quoted: bool
+    quoted: bool  # "name" instead of <name>
 
     @property
     def plain(self) -> str:
@@ -85,7 +85,7 @@ class Include(Mention):
 class Code:
     """The headers and names that a file uses, and the macros that it defines."""
 
-    includes: dict[tuple[str, bool], Include] = field(default_factory=dict)
+    includes: dict[tuple[str, bool], Include] = field(default_factory=dict)  # by (name, quoted)
     names: dict[str, Mention] = field(default_factory=dict)  # torch types and registration macros
     defined: set[str] = field(default_factory=set)  # names of macros
 
@@ -151,7 +151,10 @@ def require_stable(paths: Iterable[Path], include: Sequence[Path] = ()) -> str:
 def _read_all(
     sources: Iterable[Path], include: Sequence[Path]
 ) -> Iterator[tuple[Path, Path, Code]]:
-    """Yield (path, source, code) of the sources and the headers that they reach, each file once."""
+    """Yield (path, source, code) of each source, and of each project header that a source includes.
+
+    Each file is read once, for the first source that includes it.
+    """
     seen: set[str] = set()
     for source in sources:
         todo = deque([source])
@@ -168,7 +171,7 @@ def _read_all(
 
 
 def _find_header(one: Include, path: Path, include: Sequence[Path]) -> Path | None:
-    """Return the project's file that an include names; None if it is not of the project."""
+    """Return the project's header that an #include names; None if the project has no such file."""
     if one.is_stable or (one.is_unstable and not one.quoted):
         return None
     folders = [path.parent, *include] if one.quoted else include

@@ -97,7 +97,10 @@ def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) 
 
 
 def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
-    """Estimate the time left from the sets done; a target is compiled for its first set only."""
+    """Return a text with the estimated time left; empty before the first set is done.
+
+    A target is compiled for its first set only: later sets reuse the objects.
+    """
     seen: set[object] = set()
     counts = []
     for one in sets:
@@ -111,7 +114,7 @@ def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
 
 @command
 def report(build: Callable[[Sequence[str]], Builds]) -> int:
-    """Build the sets of the command line, and report the results."""
+    """Build the sets that the command line chooses, and report the results."""
     for gap in describe_gaps(ARCHSETS):
         print(
             f"warning: `nox -s index` will refuse these sets: {gap}\n", file=sys.stderr, flush=True

@@ -86,7 +86,10 @@ def build_all(args: Sequence[str]) -> Builds:
 
 
 def toolkit_environ(archset: ArchSet, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a build; CUDA_HOME is the toolkit named for the set's major."""
+    """Return the environment of a build.
+
+    CUDA_HOME is the toolkit that a variable names for the set's major CUDA version, if any does.
+    """
     home = environ.get(home_variable(archset.toolkit))
     return {**environ, "CUDA_HOME": home} if home else dict(environ)
 

@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about the sets with plain targets that lack kernels of a suffixed target."""
+        """A sentence for each set with a plain target that lacks kernels of a suffixed target."""
         return tuple(note for one in self.sets if (note := describe_lacking(one)))
 
 
@@ -56,9 +56,10 @@ def choose_sets(
 
     Args:
         args: Names of published sets, and possibly `--skip-unsupported`.
-        environ: Variables, which may name TORCH_CUDA_ARCH_LIST and the target CPU.
+        environ: Variables, which may include TORCH_CUDA_ARCH_LIST and the target CPU.
         published: The published sets by name.
-        toolkit: CUDA version that compiles all sets of its major; None: each set's own version.
+        toolkit: CUDA version that compiles all sets of the same major version; None: each set is
+            compiled with its own version.
     """
     skip = SKIP_UNSUPPORTED in args
     names = list(dict.fromkeys(arg for arg in args if arg != SKIP_UNSUPPORTED))
@@ -83,12 +84,15 @@ def toolkits_of(
 
 
 def same_major(one: str, other: str) -> bool:
-    """Tell if two CUDA versions have the same major, such as 13.0 and 13.2."""
+    """Tell if two CUDA versions have the same major version, such as 13.0 and 13.2."""
     return parse_version(one)[0] == parse_version(other)[0]
 
 
 def _compiling(archset: ArchSet, toolkit: str | None) -> str:
-    """Return the CUDA version that compiles a set: `toolkit`, or the set's if the majors differ."""
+    """Return the CUDA version that compiles a set.
+
+    It is `toolkit`, or the set's own version if `toolkit` is None or has another major version.
+    """
     if toolkit is None or not same_major(archset.toolkit, toolkit):
         return archset.toolkit
     return toolkit
@@ -133,7 +137,7 @@ def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
 
 
 def describe_lacking(archset: ArchSet) -> str:
-    """Name the plain targets of a set that lack kernels of a suffixed target; empty if none."""
+    """Describe the plain targets of a set that lack kernels of a suffixed target; empty if none."""
     return describe_plain(archset, load_project().own_targets) if can_read_toml() else ""
 
 

@@ -67,7 +67,7 @@ def choose_metadata(*, sources: bool, labelled: bool = True) -> dict[str, Any]:
     The result has optional dependencies if `dynamic` of the project lists `optional-dependencies`.
 
     Args:
-        sources: Return those of the sources.
+        sources: Return the version and dependencies of the sources.
         labelled: Add the label of the arch set to the version of a wheel.
     """
     project = load_project()
@@ -89,7 +89,7 @@ class BuildNative(build_ext):
     """Builds the libraries and the manifest in place of setuptools' extension."""
 
     def run(self) -> None:
-        """Compile the libraries and copy them into the package; end with a sentence on failure."""
+        """Compile the libraries and copy them into the package; exit with a message on failure."""
         with told_in_a_sentence():
             self.compile()
 
@@ -127,7 +127,7 @@ class BuildModules(build_py):
     """Excludes the toolkit's modules that build wheels."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
-        """Return package, name and path of the modules of a folder that wheels contain."""
+        """Return (package, name, path) of each module in `package_dir` that wheels contain."""
         found: list[tuple[str, str, str]] = super().find_package_modules(  # type: ignore[no-untyped-call]
             package, package_dir
         )
@@ -143,7 +143,7 @@ class WheelWithBill(bdist_wheel):
     """Tags the wheel, and adds the bill of materials, so that RECORD lists it like every file."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Return a tag for every Python version: the libraries call only torch and CUDA."""
+        """Return one tag that fits all Python versions: the libraries call only torch and CUDA."""
         return (*ANY_PYTHON, f"linux_{target_machine()}")
 
     def write_wheelfile(self, wheelfile_base: str, *args: str) -> None:
@@ -166,7 +166,7 @@ class SdistWithSources(sdist):
 
 
 def _list_sources() -> Iterator[str]:
-    """Yield the files that [tool.kernels] names, and files known to git or of an unpacked sdist."""
+    """Yield the files that [tool.kernels] names, and those in git or in an unpacked sdist."""
     if EMBEDDED:  # then MANIFEST.in lists everything
         return
     unpacked = [ROOT] if (ROOT / "PKG-INFO").is_file() else []

@@ -1,7 +1,8 @@
-"""Packs the sources into dist/PACKAGE-X.tar.gz, and checks the archive from a user's view.
+"""Packs the sources into dist/PACKAGE-X.tar.gz, and checks that users can build from the archive.
 
-Packing the unpacked sources again must give the same bytes. The archive must hold exactly the files
-that git knows. A build frontend must be able to make a wheel's metadata from the archive.
+Packing the unpacked sources again must give the same bytes. The archive must contain the files that
+git tracks, except dotfiles, and no others but those that setuptools adds. A build frontend must be
+able to make a wheel's metadata from the archive.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _WHAT_IS_PACKED = (
 
 
 class SdistError(KernelsError):
-    """The sdist is incomplete, differs when packed again, or gives no wheel."""
+    """The sdist has wrong files, differs when packed again, or gives no valid metadata."""
 
 
 def normalise(path: Path, epoch: int) -> None:
@@ -104,7 +105,7 @@ def require_same_bytes(one: Path, other: Path) -> None:
 
 
 def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
-    """Check that an sdist has git's files except dotfiles, and no others but setuptools' own."""
+    """Check that an sdist has git's files except dotfiles, and otherwise only setuptools' files."""
     wanted = {name for name in tracked if not name.startswith(".")}
     found = {name for name in packed if not name.startswith(ADDED)}
     differences = [
@@ -117,7 +118,7 @@ def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
 
 
 def list_files(sdist: Path) -> list[str]:
-    """List the files of an archive, without the name of its top folder."""
+    """Return the paths of the files in an archive, relative to its top folder."""
     with tarfile.open(sdist) as archive:
         return [one.name.partition("/")[2] for one in archive if one.isfile()]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...targets.axes import Place
     from ...targets.devices import Device
 
-# nvcc's default: kernels are compiled with -O3, which is also ptxas's default.
+# Kernels are compiled with -O3, the default of nvcc and of ptxas. -v prints registers and spills.
 _FLAGS = ("-O3", "-v")
 
 
@@ -78,7 +78,7 @@ def _runs_any(device: Device, sass: Iterable[Arch]) -> bool:
 
 
 def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]]) -> bool:
-    """Tell if a target's GPUs use a kernel: its shared-memory plan is the largest that fits them.
+    """Tell if a target's GPUs use a kernel: they use the largest shared-memory plan that fits.
 
     Kernels of plain files have no plan, so they are always used.
 

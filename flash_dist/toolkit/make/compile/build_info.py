@@ -102,7 +102,7 @@ def list_files(package: Path) -> Iterator[str]:
 
 
 def hash_sources(root: Path = ROOT) -> str:
-    """Return one hash of the names and contents of the sources of the libraries."""
+    """Return one hash of the names and contents of all files that the libraries are built from."""
     digest = hashlib.sha256()
     for name, path in sorted(_list_sources(root).items()):
         if not _NOT_COMPILED & set(name.parts):
@@ -112,7 +112,7 @@ def hash_sources(root: Path = ROOT) -> str:
 
 
 def _list_sources(root: Path) -> dict[PurePosixPath, Path]:
-    """Map the names of the libraries' sources, the project's and the toolkit's, to their paths."""
+    """Return the paths of the project's and the toolkit's sources of the libraries, by name."""
     product = PRODUCT_FILE if EMBEDDED else PYPROJECT
     places = [root / place.relative_to(ROOT) for place in (*load_project().compiled, product)]
     own = (NATIVE, TOOLKIT / "make" / "kernels")

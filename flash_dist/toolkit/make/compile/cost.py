@@ -3,7 +3,8 @@
 nox -s build_cost [-- LOG ...]
 
 The logs are `.ninja_log` of the build folders. Minutes are those of one compiler process: with N
-jobs a build takes an Nth of the sum. Offline assembly of PTX, linking and packing are not included.
+jobs, a build takes about an Nth of the sum. Offline assembly of PTX, linking and packing are not
+included.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _OBJECT: Final = re.compile(
     r"CMakeFiles/(?P<target>(?:sm|compute)_\w+)\.dir/.*/(?P<stem>\w+)\.cu\.o"
 )
-# Start of the part of a file name that follows the family's name: a word such as a dtype, or d64.
+# The text after the family's name in a file name: a word such as `_bf16`, or a size: `_d64`.
 _VARIANT: Final = re.compile(rf"_(?:{'|'.join(FLOORS)}|d[0-9])")
 _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 

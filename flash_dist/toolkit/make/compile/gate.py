@@ -1,7 +1,7 @@
 """Compiler launcher: runs a compiler and stores ptxas's output for later checks.
 
-CMake puts this program before every compiler: `python gate.py [ccache] nvcc ... -o OBJECT`. The
-output of ptxas lies next to the object as OBJECT.ptxas.
+CMake runs every compiler through this program: `python gate.py [ccache] nvcc ... -o OBJECT`. The
+output of ptxas is stored next to the object as OBJECT.ptxas.
 """
 
 from __future__ import annotations

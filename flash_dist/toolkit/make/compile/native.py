@@ -53,7 +53,7 @@ EVERY_PLAN: Final = f"{VARIABLES}EVERY_PLAN"
 
 
 class NativeBuildError(KernelsError):
-    """CMake or a compiler failed, or a kernel spills; the details are printed before."""
+    """CMake or a compiler failed, or a kernel spills; the details have been printed."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class NativeBuild:
     """The compiled libraries of one arch set."""
 
     folder: Path
-    variants: tuple[dict[str, Any], ...]  # variants.json joined with the library's own data
+    variants: tuple[dict[str, Any], ...]  # from variants.json, with the library's launch sizes
     fallbacks: Fallbacks
     resources: tuple[KernelResources, ...]  # of SASS, from the compilation
     assembled: tuple[KernelResources, ...]  # of PTX, from offline assembly
-    compiled: int
-    reused: int
+    compiled: int  # number of objects that this build compiled
+    reused: int  # number of objects from earlier builds
 
     plain: tuple[tuple[Plain, Path], ...] = ()  # plain files and their objects
 
@@ -199,7 +199,11 @@ def _compile(options: NativeOptions, folder: Path) -> None:
 
 
 def explain_link(options: NativeOptions, folder: Path) -> None:
-    """Raise an error that names files with the same symbol, if all compiled but linking failed."""
+    """After a failed build whose objects all exist, report files that define the same symbol.
+
+    Raises:
+        SymbolError: Two files of a library define the same function or variable.
+    """
     objects = _list_objects(options, folder)
     if not all(one.path.is_file() for one in objects):
         return
@@ -251,7 +255,7 @@ def _run(command: list[str], environ: Mapping[str, str] = os.environ) -> None:
 
 
 def _search_path() -> str:
-    """Return the search path of programs.
+    """Return PATH with the folder of this Python appended.
 
     NOTE: in an isolated build of pip, some programs are on PATH and others next to Python.
     """
@@ -360,7 +364,7 @@ def _read_variants(folder: Path, target: Target | None) -> Iterable[dict[str, An
 
 
 def _load_runtime(toolchain: Toolchain) -> None:
-    """Load the shared CUDA runtime, if the library needs it: its own search path fails here."""
+    """Load the shared CUDA runtime, if it is needed: the library's own search path fails here."""
     if has_shared_runtime(toolchain.cuda):
         for library in (toolchain.home / "lib64").glob("libcudart.so.*"):
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)

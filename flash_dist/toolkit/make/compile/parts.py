@@ -23,7 +23,7 @@ GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
 
 
 class Packages(NamedTuple):
-    """PyPI names of the packages with NVIDIA's components, for one CUDA major."""
+    """PyPI names of the packages with NVIDIA's components, for one major CUDA version."""
 
     runtime: str
     crt: str
@@ -33,7 +33,7 @@ class Packages(NamedTuple):
 CUDA_13: Final = Packages("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-nvvm")
 CUDA_12: Final = Packages("nvidia-cuda-runtime-cu12", *["nvidia-cuda-nvcc-cu12"] * 2)
 
-# Keys of the components in version.json of NVIDIA's installer.
+# Keys of the components in the installer's version.json; the first key that exists is used.
 _INSTALLED: Final = {
     CUDA_13.runtime: ("cuda_cudart",),
     CUDA_13.crt: ("cuda_crt", "cuda_nvcc"),
@@ -99,7 +99,7 @@ def package_version(toolchain: Toolchain, package: str) -> str:
 
 
 def _read_versions(path: Path) -> dict[str, str]:
-    """Read the record of NVIDIA's installer in a toolkit; empty if there is none."""
+    """Map components to the versions that NVIDIA's installer recorded; empty without a record."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return {name: str(one["version"]) for name, one in data.items()}

@@ -84,7 +84,7 @@ def _quote(text: str) -> str:
 
 
 def list_groups(files: Iterable[Plain], archs: Sequence[Arch]) -> tuple[Group, ...]:
-    """Group a package's plain files by their targets, among those of a set, and by their flags."""
+    """Group a package's plain files by their flags and by their targets in a set."""
     found: defaultdict[tuple[tuple[Arch, ...], tuple[str, ...]], list[Path]] = defaultdict(list)
     for one in files:
         found[one.archs_in(archs), one.flags].append(one.path)
@@ -95,7 +95,7 @@ def write_groups(groups: Sequence[Group], folder: Path) -> Path:
     """Write `plain.cmake`, which CMake includes, and return its path.
 
     Ninja deletes objects that its build file does not name. So `plain.cmake` keeps the groups of
-    other compiled sets, whose next build finds its objects.
+    other compiled sets, so that their next build finds its objects.
     """
     known = {one.name: one for one in (*_read_known(folder / _KNOWN), *groups) if one.sources}
     linked = " ".join(one.name for one in groups)
@@ -137,6 +137,6 @@ def serve_jobs(jobs: int) -> Iterator[dict[str, str]]:
 
 
 def _folder() -> str:
-    """Return a folder for temporary files without a blank in its path: MAKEFLAGS splits there."""
+    """Return a temporary folder whose path has no whitespace, because MAKEFLAGS is split at it."""
     named = tempfile.gettempdir()
     return "/tmp" if named.split() != [named] else named  # noqa: S108 - the caller makes a folder in it

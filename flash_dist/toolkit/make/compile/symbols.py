@@ -73,7 +73,14 @@ def read_definitions(objects: Sequence[Path]) -> list[tuple[str, str, str]]:
 
 
 def check_symbols(objects: Sequence[Path]) -> int:
-    """Raise if two objects share a kernel's symbol; return how many mergeable ones there are."""
+    """Check that no two objects define the same mergeable symbol of a kernel.
+
+    Returns:
+        The number of mergeable symbols of kernels.
+
+    Raises:
+        SymbolError: Two objects define the same mergeable symbol of a kernel.
+    """
     definitions = read_definitions(objects)
     shared = find_shared(definitions)
     if shared:

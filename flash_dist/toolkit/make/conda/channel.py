@@ -32,7 +32,8 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     """Return the packages, each with its wheel.
 
     Raises:
-        KernelsError: A package has no wheel here, or a wheel has no package.
+        KernelsError: A package has no wheel here, a wheel has no package, or a package or
+            repodata.json is wrong.
     """
     return [_describe(path, one) for path, one in find_packages(dist, artefacts).items()]
 

@@ -45,7 +45,8 @@ def find_packages(dist: Path, artefacts: Sequence[Artefact]) -> dict[Path, Artef
     Return an empty dict if dist/conda does not exist.
 
     Raises:
-        KernelsError: A package has no wheel here, or a wheel has no package.
+        KernelsError: A package has no wheel here, a wheel has no package, or a package or
+            repodata.json is wrong.
     """
     folder = dist / CHANNEL
     if not folder.is_dir():

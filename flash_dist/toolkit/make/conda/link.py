@@ -1,4 +1,4 @@
-"""Puts the console scripts of a wheel into its conda package: `info/link.json`.
+"""Adds `info/link.json`, which lists the console scripts of a wheel, to its conda package.
 
 rattler-build's `assemble_package` has no argument for link.json, so the archive of the package's
 metadata is rewritten with one more member.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_link(path: Path, scripts: Sequence[str]) -> None:
-    """Add link.json, from which clients write console scripts on installation."""
+    """Add link.json, from which conda clients create the console scripts on installation."""
     if not scripts:
         return
     with zipfile.ZipFile(path) as archive:

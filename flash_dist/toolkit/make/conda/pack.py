@@ -42,7 +42,7 @@ def write_channel(out: Path, artefacts: Sequence[Artefact], *, epoch: str) -> li
         The paths of the packages.
 
     Raises:
-        KernelsError: A wheel does not verify, or its package is wrong.
+        KernelsError: A wheel fails `verify`, or its package is wrong.
     """
     moment = _read_epoch(epoch)
     work = out.with_name(f"{out.name}.part")

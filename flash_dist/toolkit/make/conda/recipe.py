@@ -1,10 +1,10 @@
 """Conda metadata of a wheel: build string, dependencies, GPUs. Pure functions.
 
 The solver chooses the arch set. `__cuda_arch` (CEP 46) is the *lowest* compute capability of the
-machine, so a package can guarantee that this GPU is served, but nothing about the other GPUs:
+machine, so a package can guarantee code for that GPU, but nothing about the other GPUs:
 
-- A package's range of `__cuda_arch` has the GPUs that run its embedded targets, and no others.
-- The range is a constraint, not a dependency: clients without `__cuda_arch` can install, too.
+- A package's range of `__cuda_arch` covers exactly the GPUs that its embedded targets run on.
+- The range is a constraint, not a dependency: clients without `__cuda_arch` can install it, too.
 - Where several packages fit, the highest build number wins. Sets that serve more GPUs have higher
   numbers. The pick of `archsets.json` serves every GPU that any set serves; its number is highest.
 """
@@ -36,7 +36,7 @@ PICK: Final = "conda"  # the client's name in the table `picks`
 
 @dataclass(frozen=True)
 class Recipe:
-    """The solver's data on one package."""
+    """The metadata of one package that the solver reads."""
 
     version: str
     build: str
@@ -85,10 +85,10 @@ def make_recipe(one: Artefact, archsets: Mapping[str, ArchSet], pick: ArchSet) -
 
 
 def rank_set(label: str, toolkit: str, archsets: Iterable[ArchSet], pick: ArchSet) -> int:
-    """Return the build number of a set: from 1 on, and 0 for a set that is not published.
+    """Return the build number of a set: 1 or more, or 0 if the set is not published.
 
     The pick has the highest number. Of two other sets, the one that serves more known GPUs has the
-    higher number, then the one with the newer toolkit.
+    higher number. If both serve equally many, the one with the newer toolkit does.
     """
 
     def breadth(one: ArchSet) -> tuple[bool, int, tuple[int, int], str]:

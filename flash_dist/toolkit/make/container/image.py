@@ -44,7 +44,7 @@ ROOT_PACKAGES = (
     *TARGETS["aarch64"].packages.split(),
 )
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MIN_MEMORY_DISK = 3 << 30  # for the unpacked root: /dev/shm is four times as fast as a disk
+MIN_MEMORY_DISK = 3 << 30  # bytes for the unpacked root: /dev/shm is four times as fast as a disk
 
 
 class ImageError(KernelsError):
@@ -64,7 +64,7 @@ def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_current(environ: Mapping[str, str]) -> bool:
-    """Tell if the image exists and was made from the present recipe."""
+    """Tell if the image exists and was made from the current recipe."""
     if shutil.which("podman") is None:
         return False
     question = f'{{{{index .Config.Labels "{LABEL}"}}}}'
@@ -99,7 +99,7 @@ def make_image(environ: Mapping[str, str]) -> None:
 
 
 def _fast_folder() -> str | None:
-    """Return a tmpfs with room for the root, else None: dpkg syncs every file that it unpacks."""
+    """Return a tmpfs with room for the root, or None. On a disk, dpkg's syncs would take longer."""
     folder = Path("/dev/shm")  # noqa: S108  # its contents lie in a fresh private folder
     if folder.is_dir() and shutil.disk_usage(folder).free > MIN_MEMORY_DISK:
         return str(folder)
@@ -144,7 +144,7 @@ def _fetch_python(folder: Path, target: Path) -> None:
 
 
 def _ca_bundle(environ: Mapping[str, str]) -> Path:
-    """Return the certificates that this machine trusts, including those of a proxy."""
+    """Return the file of certificates that this machine trusts, including those of a proxy."""
     named = environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
     if named and Path(named).is_file():
         return Path(named)

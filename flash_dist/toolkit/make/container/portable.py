@@ -128,7 +128,7 @@ def cibuildwheel_environ(
 
 
 def image_of(environ: Mapping[str, str]) -> str:
-    """Return the image to build in; for another CPU, our own image with a cross compiler."""
+    """Return the image that the user names; by default manylinux's, or ours for a cross build."""
     other = target_machine(environ) != DEFAULT_MACHINE
     return environ.get(IMAGE) or (LOCAL_IMAGE if other else MANYLINUX)
 

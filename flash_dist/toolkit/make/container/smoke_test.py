@@ -1,8 +1,9 @@
 """Tests a wheel in the container, where glibc is old: cibuildwheel's test step.
 
-With each torch that a variable names, the test loads the operators and asks doctor about GPUs that
-are not here: those of every target of the wheel and, unless the wheel is for 7.5, one with 7.5,
-which doctor must reject. Then the project's tests run: pytest for a folder, Python for a file.
+The test runs with each release of torch that a variable names. It loads the operators. For each
+target of the wheel, doctor must accept a GPU of that compute capability, which need not be in the
+machine. If no target is 7.5, doctor must reject a GPU with 7.5. Then the project's tests run:
+pytest for a folder, Python for a file.
 
 The script uses only the standard library, because the toolkit that builds wheels is not installed
 next to the tested wheel. The script reads two parts of the sources: the tests, and the hashes of
@@ -34,7 +35,7 @@ import torch
 print("torch", torch.__version__ + ", Python", sys.version.split()[0] + ": the operators load")
 """
 BESIDE = str(Path(__file__).resolve().parents[1] / "locks" / "beside_torch.txt")
-FIRST = 75  # the oldest GPU that CUDA 13 supports
+FIRST = 75  # compute capability 7.5, the lowest that CUDA 13 supports
 
 
 def name_variable(package: str) -> str:
@@ -85,7 +86,7 @@ def judge(toolkit: str) -> None:
 
 
 def run_test(path: Path) -> None:
-    """Run pytest on a folder, or the text of a file as a program that imports no sources."""
+    """Run pytest on a folder; run a file's text as a program, which cannot import the sources."""
     if path.is_dir():
         words = ["-m", "pytest", "--import-mode=importlib", "-p", "no:cacheprovider", str(path)]
     else:

@@ -1,1 +1,1 @@
-"""Parts of what a package declares: keys, names, files, arch sets, axes, a table of kernels."""
+"""Checks the parts of a package's declaration: keys, names, files, arch sets, axes, kernels."""

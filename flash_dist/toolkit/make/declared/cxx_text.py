@@ -33,7 +33,7 @@ _NAME: Final = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 
 
 def blank_out(text: str) -> str:
-    """Replace comments, and the contents of literals except `"C"`, with as many blanks."""
+    """Replace comments, and the contents of literals except `"C"`, with equally many blanks."""
     return _NO_CODE.sub(_blank, text)
 
 
@@ -46,7 +46,7 @@ def _blank(found: re.Match[str]) -> str:
 
 
 def find_c_kernels(text: str) -> Iterator[str]:
-    """Yield the names of kernels that are defined `extern "C"`.
+    """Yield the names of kernels that are defined as `extern "C"`.
 
     Kernels in conditional blocks or anonymous namespaces, and kernels that a macro may name, are
     left out: such kernels may not exist, or may have another name.
@@ -107,7 +107,10 @@ def _without_attributes(code: str) -> str:
 
 
 def _end_of(code: str, start: int, opening: str, closing: str) -> int:
-    """Return the position after the bracket that closes the one opened before `start`."""
+    """Return the position after the bracket that matches the opening bracket before `start`.
+
+    Without such a bracket, return the length of the code.
+    """
     depth = 1
     for place in range(start, len(code)):
         depth += (code[place] == opening) - (code[place] == closing)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 PLACE: Final = f"[tool.{TABLE}.dispatch]"
 
-# Keys of a kernel's record other than axes, so no axis may have these names (`Variant.to_json`,
-# the manifest).
+# Keys of a kernel's record other than axes, so no axis may have these names (see
+# `Variant.to_json` and the manifest).
 _RESERVED: Final = frozenset({
     "assembled_for", "dynamic_smem", "family", "proof", "registers", "role", "source",
     "spill_bytes", "stack_bytes", "static_smem", "symbol", "target", "threads",
@@ -127,7 +127,7 @@ def read_table(path: Path, axes: Axes, root: Path, include: Iterable[Path]) -> t
 
 
 def require_main_role(role: str, roles: Collection[str]) -> None:
-    """Check that a table has the main role; an empty text names none.
+    """Check that `role` is a role of the table; an empty `role` is allowed.
 
     Raises:
         DeclarationError: The table does not have the role.
@@ -187,7 +187,7 @@ def _require_header(name: str, folders: Collection[Path], told: str, root: Path)
 def _list_kernels(
     family: Mapping[str, Any], axes: Axes, plans: Collection[int], told: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the family's name, words, sizes and plan of each kernel of a family."""
+    """Yield a tuple of family name, words, sizes and plan for each kernel of a family."""
     every = [family[axis.name] for axis in axes.of("equal")]
     for number, row in enumerate(family["rows"], 1):
         where = f"row {number} of {told}"
@@ -203,7 +203,7 @@ def _list_kernels(
 
 
 def _read_row(row: Mapping[str, Any], axes: Axes, where: str) -> Iterator[tuple[str, int]]:
-    """Yield the names and values of a row, without the axis `last`; check its constants, too."""
+    """Check the numbers of a row; yield names and values, without those of the axis `last`."""
     numbers = dict(row)
     last = numbers.pop(axes.last, {}) if axes.last else {}
     if not isinstance(last, dict):

@@ -26,7 +26,7 @@ _NO_SOURCES: Final = frozenset({"__pycache__", "node_modules"})
 _VENV: Final = "pyvenv.cfg"
 _REFUSED: Final = re.compile(r'[\x00-\x1f\x7f;,\\"$`]')  # refused by CMake in lists, or by nvcc
 _WILD: Final = re.compile(r"[*?\[]")
-_MOST_NAMES: Final = 2000  # number of names compared with a wrong name
+_MOST_NAMES: Final = 2000  # maximum number of existing names compared with a wrong name
 
 
 def find_paths(

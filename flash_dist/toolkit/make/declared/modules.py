@@ -22,7 +22,7 @@ def find_package(name: str, root: Path) -> Path:
     """Return the folder of an import package.
 
     Raises:
-        DeclarationError: The folder does not exist, or has no module.
+        DeclarationError: The folder does not exist, or has no `__init__.py`.
     """
     places = (root / name, root / "src" / name)
     found = next((place for place in places if place.is_dir()), None)
@@ -56,11 +56,11 @@ def require_commands(package: Path) -> None:
 
 
 def require_room(package: Path, sets: object) -> None:
-    """Check that a package is free of files that a build adds.
+    """Check that a package does not contain files that a build adds.
 
     Args:
         package: The folder of the package.
-        sets: The file of the arch sets, if there is one.
+        sets: The arch sets; the package may contain their file, if this is a path.
 
     Raises:
         DeclarationError: The package has a file that a build adds.
@@ -101,7 +101,7 @@ def _may_define(path: Path, name: str) -> bool:
     """Tell if the text of a module may define a name."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # an import reports this
+    except (OSError, SyntaxError, ValueError, RecursionError):  # importing it raises the error
         return True
     return any(_binds(node, name) for node in ast.walk(tree))
 
@@ -157,7 +157,7 @@ def _find_modules(package: Path, names: list[str]) -> Iterator[Path]:
 def _read_imports(path: Path, package: Path) -> Iterator[_Import]:
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # an import reports this
+    except (OSError, SyntaxError, ValueError, RecursionError):  # importing it raises the error
         return
     inside = path.relative_to(package.parent).with_suffix("").parts[:-1]
     for node in _walk(tree.body):

@@ -1,4 +1,4 @@
-"""Rejects package names that Python, C++, torch or CUDA uses; finds similar installed names."""
+"""Rejects package names that Python, C++, torch or CUDA uses, and finds similar package names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def find_owner(name: str) -> str:
 
 
 def read_name(own: Mapping[str, Any], project: Mapping[str, Any]) -> str:
-    """Return the import package of a project.
+    """Return the name of a project's import package.
 
     Raises:
         DeclarationError: The name is missing, invalid or already used, or does not fit `package`.
@@ -96,7 +96,7 @@ def require_namespace(own: Mapping[str, Any]) -> None:
 
 
 def find_neighbours(name: str, folders: Sequence[str] | None = None) -> list[str]:
-    """Return installed packages of the toolkit whose symbols share a prefix with those of `name`.
+    """Return installed packages, built with this toolkit, whose symbols begin like those of `name`.
 
     The symbols of `my_norms` begin with `my_`, like the symbols of `my`.
 

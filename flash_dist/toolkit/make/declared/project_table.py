@@ -20,7 +20,11 @@ OLDEST_TORCH: Final = (2, 10)  # native/CMakeLists.txt compiles for its stable A
 
 
 def read_project(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parts of `[project]` that wheels depend on; setuptools checks the other parts."""
+    """Return `[project]` after checking the keys that wheels depend on; setuptools checks the rest.
+
+    Raises:
+        DeclarationError: The table is missing, or one of these keys is missing or invalid.
+    """
     project = data.get("project")
     if not isinstance(project, dict):
         message = "pyproject.toml has no table [project]"

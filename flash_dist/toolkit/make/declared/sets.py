@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-# Folders in dist/ and in an index that belong to no set.
+# Folders in dist/ and in an index that are not for sets, so no set may have these names.
 RESERVED: Final = (
     "conda", "hub", "index", "packages", "provenance", "pypi", "sdist", "simple", "toolkit",
     "variants", "zipapp",
@@ -64,7 +64,7 @@ def read_sets(own: Mapping[str, Any], root: Path) -> Path | Mapping[str, Any]:
 
 
 def load_sets(source: Path | Mapping[str, Any]) -> tuple[ArchSet, ...]:
-    """Read the sets, which must be compilable and get wheels of different versions.
+    """Read the sets; check that each can be compiled and that their wheels differ in version.
 
     Raises:
         DeclarationError: A set cannot be compiled, or two sets get wheels of the same version.
@@ -160,7 +160,7 @@ def _complete(name: str, told: object, own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield for each CPU the default set of all clients: the set that serves the most targets."""
+    """Yield each CPU and its picks: for all clients, the set that serves the most GPUs."""
     archs = {name: ArchSet.parse(one["archs"], name=name).archs for name, one in tables.items()}
     devices = {arch.device for every in archs.values() for arch in every if not arch.ptx}
     machines = {name: str(one.get("machine", DEFAULT_MACHINE)) for name, one in tables.items()}
@@ -174,7 +174,7 @@ def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str
 
 
 def describe_gaps(source: Path | Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reason for each CPU that has no valid default set, which an index needs."""
+    """Yield an error message for each CPU without a valid default set; an index needs one."""
     for machine in dict.fromkeys(one.machine for one in load_archsets(source).values()):
         gap = _describe_gap(source, machine)
         if gap:
@@ -190,7 +190,7 @@ def _describe_gap(source: Path | Mapping[str, Any], machine: str) -> str:
 
 
 def _require_picks(path: Path) -> None:
-    """Check `picks` for each CPU that has a set: valid sets, and at least one for pip."""
+    """Check that `picks` names valid sets for each CPU that has a set, including one for pip."""
     for machine in {one.machine for one in load_archsets(path).values()}:
         try:
             picks = load_picks(path, machine)

@@ -224,7 +224,7 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def write_sources(out: Path, variants: Iterable[Variant]) -> list[str]:
-    """Write the translation units of one target, delete its old ones, and return their paths."""
+    """Write one target's translation units, and return their paths; delete its outdated units."""
     files: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in variants:
         files[variant.source].append(variant)
@@ -237,7 +237,7 @@ def write_sources(out: Path, variants: Iterable[Variant]) -> list[str]:
 
 
 def generate(table: Table, linked: Sequence[Arch], others: Sequence[Arch], out: Path) -> None:
-    """Write all generated files; `others`, targets of earlier configurations, stay buildable."""
+    """Write all generated files, also for `others`: the targets of earlier configurations."""
     variants = {arch: table.variants(arch) for arch in [*linked, *others]}
     sources = {arch: write_sources(out, variants[arch]) for arch in variants}
     compiled = [variant for arch in linked for variant in variants[arch]]

@@ -42,7 +42,7 @@ class Row:
     sizes: tuple[int, ...]
     plan: int
     constants: tuple[tuple[str, int], ...]
-    kept_for: int = 0  # number of the target that gets this row although a larger plan fits
+    kept_for: int = 0  # number of a target that gets this row although a larger plan fits; 0: none
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -62,8 +62,8 @@ class Row:
 class Family:
     """Kernels of one template, which serve a role for some words such as dtypes.
 
-    Several families may serve a role. A family with `targets` is only for these targets, where this
-    family precedes the general family. The general family is the fallback: it serves a call if
+    Several families may serve a role. A family with `targets` is only for these targets, and is
+    tried before the general family. The general family is the fallback: it serves a call if
     `refuses`, a function in the header, rejects the arguments, or if the GPU has too little shared
     memory.
     """
@@ -75,11 +75,11 @@ class Family:
     params: str
     launch: str
     rows: tuple[Row, ...]
-    words: tuple[tuple[str, ...], ...]  # each with one word of each axis with rule `equal`
+    words: tuple[tuple[str, ...], ...]  # each has one word for each axis with the rule `equal`
     role: str = ""  # "" means the name
     targets: frozenset[Arch] = frozenset()  # empty: all targets
     refuses: str = ""
-    leaves_half_filled: bool = False
+    leaves_half_filled: bool = False  # True: calls of at most half the first size use the fallback
     plans: str = PLANS  # header with the tile constants
 
     @classmethod
@@ -123,8 +123,8 @@ class Family:
     def rows_for(self, sizes: Sequence[int]) -> tuple[Row, ...]:
         """Return the rows whose first size is in `sizes`, or all rows if `sizes` is empty.
 
-        If all rows are larger than `sizes`, return the smallest rows, but none for a family with
-        `targets`, or with a row whose sizes differ from each other (MLA).
+        If all rows are larger than `sizes`, return the smallest rows. However, return none if the
+        family has `targets`, or a row whose sizes differ from each other (MLA).
         """
         if not sizes:
             return self.rows
@@ -164,7 +164,7 @@ def split_last(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
 class Table:
     """The content of a table of kernels."""
 
-    smem_plans: dict[int, int]
+    smem_plans: dict[int, int]  # bytes of shared memory by plan
     families: tuple[Family, ...]
     fallbacks: Fallbacks
     own_headers: Path | None = None  # a module whose `headers()` returns headers by file name
@@ -292,7 +292,7 @@ class Variant:
 
     @property
     def config(self) -> str:
-        """The C++ type that holds every compile-time choice of this kernel."""
+        """The C++ type of this kernel's compile-time settings, such as `RmsConfig<...>`."""
         words = (word.capitalize() for word in self.words)
         arguments = (cpp_target(self.target), *words, *self.row.numbers)
         return f"{self.family.config}<{', '.join(map(str, arguments))}>"
@@ -301,9 +301,9 @@ class Variant:
     def source(self) -> str:
         """Path of the variant's source file, relative to the output folder.
 
-        Kernels of a family are alike and share a file: it becomes one image, which is compressed as
-        a whole. Kernels with a word that is part of another word get a separate file: in one file,
-        nvcc would generate other code from the same templates.
+        Kernels of a family are alike and share a file, which becomes one image that is compressed
+        as a whole. Kernels with a word that is part of another word get a separate file: in one
+        file, nvcc would generate different code from the same templates.
         """
         apart = [word for word in self.words if AXES.words[word].part_of]
         sizes = [AXES.spell_sizes(self.row.sizes)] if apart else []

@@ -1,1 +1,1 @@
-"""Makes what is published with the wheels (index, manifest, ...), and checks a release."""
+"""Makes the index, the manifest and other files of a release, and checks the release."""

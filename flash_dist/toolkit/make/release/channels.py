@@ -1,8 +1,9 @@
 """Publication channels in addition to the wheels: one row each, in the order of a release.
 
-To add one, write a module with the interface of `make/wheels/channel.py`, and a row here. Its
-session, the index and its page, manifest.json, SHA256SUMS, the provenance and install_test follow
-from the row. A module is loaded on first use: its requirements are missing where `nox -l` runs.
+To add one, write a module with the interface of `make/wheels/channel.py`, and a row here. The
+session, and the entries in the index, manifest.json, SHA256SUMS, the provenance and install_test
+follow from the row. A module is loaded on first use, because `nox -l` runs without its
+requirements.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class Row:
     """One channel, described without loading its module."""
 
-    name: str  # also names its session, its folder and its key in manifest.json
+    name: str  # also the name of its session and folder, and its `kind` in manifest.json
     module: str
     summary: str  # for `nox -l`
     groups: tuple[str, ...]  # dependency groups of its session

@@ -43,7 +43,7 @@ VERSION: Final = 1  # version of the kernel's interface for its users: `get_kern
 # The package's name where sources name operators; elsewhere it is part of a text.
 _OPERATORS: Final = re.compile(rf"(?<=\bops\.){NAME}\b|{NAME}(?=::)|(?<=Library\(\"){NAME}(?=\")")
 
-_SHORTEST: Final = 4  # fewest characters of a package name: limits the digits of the digest
+_SHORTEST: Final = 4  # fewest characters of a package name, to leave room for digits of the digest
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 _HEAD: Final = """---
@@ -75,7 +75,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The name of the wheel's folder, which `kernels` compares with a machine."""
+        """The name of the wheel's folder, by which `kernels` tells if a machine can use it."""
         manifest = self.artefact.manifest
         cuda, torch = (x.replace(".", "") for x in (manifest.toolkit.cuda, manifest.torch_min))
         return f"torch-stable-abi{torch}-cu{cuda}-{manifest.arch_set.machine}-linux"
@@ -84,7 +84,7 @@ class Variant:
     def id(self) -> str:
         """The name of the module and of its operators: `m_3k0x9z` for `my_norms`.
 
-        The name is the package's first letter, and as many digits of the wheel's digest as fit.
+        The name is the package's first letter, `_` and as many digits of the wheel's digest as fit.
 
         Raises:
             ArtefactError: The name of the package is too short.

@@ -4,9 +4,9 @@
     OUT/packages/               the wheels, and the METADATA of each next to it (PEP 658)
     OUT/<channel>/              another channel that the page links to, if it was made
     OUT/simple/                 the default index: the set for clients that ask for none,
-                                one for each kind of CPU
+                                one set for each kind of CPU
     OUT/<set>/                  the index of one arch set
-    OUT/<...>/<project>/        index.html (PEP 503), index.json (PEP 691), links relative
+    OUT/<...>/<project>/        index.html (PEP 503), index.json (PEP 691), with relative links
 
 The same wheels give the same bytes. Any file server can serve the folder.
 """
@@ -117,7 +117,11 @@ def pick_default(artefacts: Sequence[Artefact], *, partial: bool) -> list[Artefa
 
 
 def pick_name(machine: str) -> str:
-    """Return the set of the default index for a kind of CPU; pip and uv must have the same pick."""
+    """Return the name of the default index's set for a kind of CPU.
+
+    Raises:
+        ArtefactError: `picks` names different sets for pip and uv, which read the same index.
+    """
     names = {pick_for(client, ARCHSETS, machine).name for client in ("pip", "uv")}
     if len(names) != 1:
         message = f"pip and uv read one index, and `picks` gives them {sorted(names)}"
@@ -126,7 +130,7 @@ def pick_name(machine: str) -> str:
 
 
 def _machines(artefacts: Iterable[Artefact]) -> list[str]:
-    """Return the kinds of CPUs with wheels; a client finds its wheel by the tags."""
+    """Return the kinds of CPU that these wheels are for, x86_64 before aarch64."""
     return sorted({one.manifest.arch_set.machine for one in artefacts}, reverse=True)
 
 
@@ -146,7 +150,7 @@ def _write_packages(folder: Path, artefacts: Iterable[Artefact]) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write one index, with its files next to the project's page, which lists them as on PyPI."""
+    """Write one index, and put its files next to the project's page, which links to them."""
     write_simple(
         folder,
         [
@@ -179,7 +183,7 @@ def write_simple(folder: Path, files: Sequence[File]) -> None:
 
 
 def _make_file(one: Artefact) -> File:
-    """Describe a wheel. Its link has `%2B` for `+`, which some file stores read as a blank."""
+    """Describe a wheel; in its link, `+` is `%2B`, as some file servers read `+` as a blank."""
     return File(
         one.file_name,
         f"../../{PACKAGES}/{quote(one.file_name)}",
@@ -209,7 +213,7 @@ def _parse_url(text: str) -> str:
 def find_offers(
     dist: Path, artefacts: Sequence[Artefact], rows: Sequence[Row], url: str
 ) -> list[Offer]:
-    """Return the files that channels made of the wheels, as served by the index.
+    """Return the files that channels made from the wheels, as served by the index.
 
     Raises:
         KernelsError: A channel differs from the output of its session.

@@ -1,6 +1,6 @@
 """The page of the package index for people: no script, no external files.
 
-For each GPU the page shows the result of `select --index`, from the wheels themselves.
+For each GPU the page shows the result of `select --index`, computed from the wheels.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _LAYOUT = """
 
 @dataclass(frozen=True)
 class Offer:
-    """A file that another channel made of a wheel, as served by the index."""
+    """A file that another channel made from a wheel, as served by the index."""
 
     channel: str
     folder: Path  # folder of the channel in dist/, copied next to the page
     place: str  # path of the file, relative to the page
-    wheel: str  # file name
+    wheel: str  # file name of the wheel
     commands: tuple[Command, ...]
 
 
@@ -83,7 +83,7 @@ def make_page(
         indexes: Names of the arch sets in each index, by the index's folder next to the page.
         url: Address of the page's folder.
         default: The index for users who choose no set.
-        offers: Files that other channels made of the wheels.
+        offers: Files that other channels made from the wheels.
     """
     newest = _newest(artefacts)
     version = newest[0].version.public
@@ -144,7 +144,7 @@ def _install(
     index: str,
     offers: Sequence[Offer],
 ) -> Iterable[Markup]:
-    """Show how to install without choosing, for each kind of CPU."""
+    """Show how to install the default wheel, for each kind of CPU."""
     picked = [one for one in artefacts if one.set_name in names]
     for place, one in enumerate(_x86_first(picked)):
         if place == 0:
@@ -250,7 +250,7 @@ def _commands(one: Artefact, url: str, index: str, offers: Iterable[Offer]) -> t
 
 
 def _show_commands(commands: Iterable[Command]) -> Markup:
-    """Show commands to copy, without decoration."""
+    """Show commands to copy, each after the name of its tool."""
     rows = (
         element("div", element("b", command.tool), prose(f"`{command.line}`"))
         for command in commands

@@ -1,4 +1,4 @@
-"""Write the files beside the wheels of a release into dist/: `nox -s manifest`.
+"""Write the files that accompany the wheels of a release into dist/: `nox -s manifest`.
 
     manifest.json                    every wheel: set, targets, SHA-256, size, tags, toolkit, torch;
                                      and files of other channels, including the sources
@@ -58,7 +58,8 @@ def write_release(
         signers: The keys that sign; none: nothing is signed.
 
     Raises:
-        KernelsError: A wheel does not verify, or is not of the commit.
+        KernelsError: A wheel fails `verify`, or was not built from the commit; or there are
+            signers, but no commit.
     """
     if signers and source is None:
         message = "a signed release names its commit, and --no-commit leaves it out"

@@ -1,9 +1,9 @@
-"""Make dist/pypi: the wheels for PyPI, which refuses versions with a label: `nox -s pypi`.
+"""Make dist/pypi, the wheels for PyPI: `nox -s pypi`. PyPI refuses versions with a label.
 
 These are the wheels of the default index, one for each kind of CPU, under the plain version: 0.1.0
 instead of 0.1.0+cu130.all. METADATA, `_build.json`, bill of materials and RECORD differ in the
 version. All other files are those of the labelled wheel, so nothing is compiled again. No index of
-`nox -s index` lists them: pip and uv treat a labelled version as newer.
+`nox -s index` lists them: pip and uv would choose the labelled version, which counts as newer.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def write(dist: Path, artefacts: Sequence[Artefact], *, partial: bool) -> list[P
 
     Raises:
         KernelsError: The wheel of a default set is missing and `partial` is false, or a plain wheel
-            does not verify.
+            fails `verify`.
     """
     folder = dist / PYPI
     chosen = pick_default(artefacts, partial=partial)

@@ -50,7 +50,7 @@ _DATE: Final = re.compile(r"20\d\d-\d\d-\d\d")
 
 
 class ReleaseError(KernelsError):
-    """There is an obstacle to this release."""
+    """This tree, or the wheels in dist/, cannot be released."""
 
 
 def require_tree(root: Path, version: str) -> str:
@@ -92,7 +92,7 @@ def require_changelog(text: str, version: str) -> None:
 
 
 def require_engine(environ: Mapping[str, str]) -> str:
-    """Return the container engine; raise without one: native wheels need a system like this one."""
+    """Return the container engine; raise if there is none, as native wheels are not released."""
     engine = find_engine(environ)
     if engine is None:
         message = "no container engine answers, and natively built wheels are not released"
@@ -197,7 +197,7 @@ def check_tree(args: argparse.Namespace, version: str) -> None:
 
 
 def check_wheels(args: argparse.Namespace, version: str) -> None:
-    """Reject wheels that are not exactly this release."""
+    """Reject wheels that are not exactly those of this release."""
     artefacts = find_artefacts(args.dist)
     problems = list(find_problems(artefacts, published_sets(), version, read_source()))
     if problems:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = f"{VARIABLES}SIGNING_KEY"
 PRIVATE, PUBLIC = "private.pem", "public.json"
-DAYS: Final = 730
+DAYS: Final = 730  # how long a new key is valid by default
 _OTHERS: Final = 0o077  # permissions of group and others
 _MAKE: Final = "`nox -s keys -- ~/keys` makes a pair of keys"
 

@@ -1,6 +1,7 @@
 """Statement on one file of a release: in-toto with SLSA provenance v1.
 
-A statement depends only on the file, `_build.json` and the commit. Its signer vouches for it.
+A statement depends only on the file, `_build.json` and the commit. The signer of a statement
+vouches for it.
 """
 
 from __future__ import annotations

@@ -84,7 +84,11 @@ def find_running(dist: Path) -> dict[int, str]:
 
 @contextmanager
 def _marked(dist: Path) -> Iterator[None]:
-    """Mark all processes that are started meanwhile as part of this release."""
+    """Mark the processes that this process starts in the context as part of this release.
+
+    Raises:
+        StepError: Processes of another release into this folder are running.
+    """
     running = find_running(dist)
     if running:
         shown = ", ".join(f"{pid} `{line}`" for pid, line in list(running.items())[:3])
@@ -119,7 +123,7 @@ def _walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], N
 
 
 def hash_files(dist: Path, patterns: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of the files in a folder that match some patterns, by path."""
+    """Return the SHA-256 of each file in `dist` that matches a pattern, by relative path."""
     paths = {path for pattern in patterns for path in dist.glob(pattern) if path.is_file()}
     return {
         path.relative_to(dist).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -3,7 +3,7 @@
     OUT/<project>/<wheel>-<label>.whl     each set under the plain version, with `variant.json`
     OUT/<project>/<wheel>.whl             the default set, for all other installers and GPUs
     OUT/<project>/*-variants.json         properties of the wheels: for which GPU and driver
-    OUT/<project>/index.html, index.json  OUT/ is a package index: links relative
+    OUT/<project>/index.html, index.json  OUT/ is a package index with relative links
 
 `uv --preview-features wheel-variants` installs the set for the GPU. The folder is no part of a
 release until the draft is accepted; PyPI refuses these files.

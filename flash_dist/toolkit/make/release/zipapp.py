@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FILE: Final = f"{NAME}.pyz"
 
-# In a project with a copy of this toolkit, run the copy: the project may have no `__main__`.
+# In a project with a copy of this toolkit, run the copy: `__main__` may have no function `run`.
 _RUN: Final = (
     f"from {NAME}.__main__ import run\n\nrun()"
     if EMBEDDED
@@ -53,7 +53,7 @@ if sys.version_info < (3, 10):
 {_RUN}
 """
 METADATA: Final = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-LEFT_OUT: Final = ("__pycache__", "bin")  # of dependencies; their metadata stays for its licences
+LEFT_OUT: Final = ("__pycache__", "bin")  # folders of dependencies; dist-info has their licences
 
 
 def build_zipapp(dependencies: Path, out: Path) -> None:

@@ -1,6 +1,6 @@
 """Reads the settings of pip and uv for indexes and folders of wheels, from inside a build.
 
-An isolated build of pip hides pip's own environment: a separate process reads the settings and
+An isolated build of pip hides pip's own environment. So a separate process reads the settings and
 packages of that environment.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PYPI = "https://pypi.org/simple"
-OFFLINE = ("PIP_NO_INDEX", "UV_OFFLINE")  # variables that forbid an index
+OFFLINE = ("PIP_NO_INDEX", "UV_OFFLINE")  # variables that forbid the use of an index
 
 _FIND_TORCH = """
 import importlib.metadata, importlib.util
@@ -35,7 +35,7 @@ def find_links(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def index_url(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the package index: from variables of pip and uv, pip's settings, else PyPI."""
+    """Return the URL of the package index: from variables of pip or uv, pip's settings, or PyPI."""
     names = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
     named = next((environ[name] for name in names if environ.get(name)), "")
     return (named or read_setting("index-url") or PYPI).rstrip("/")
@@ -53,7 +53,7 @@ def read_setting(name: str) -> str:
 
 
 def find_torch() -> tuple[str, Path] | None:
-    """Return version and folder of the torch in pip's own environment, or None; import nothing."""
+    """Return version and folder of the torch in pip's own environment; None if there is none."""
     version, _, folder = _ask_python(["-c", _FIND_TORCH]).strip().partition(" ")
     return (version, Path(folder)) if folder else None
 

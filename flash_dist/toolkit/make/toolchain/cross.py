@@ -26,8 +26,8 @@ class Target:
 
     machine: str
     folder: str  # nvcc's `--target-directory`
-    triple: str
-    packages: str
+    triple: str  # prefix of the names of tools
+    packages: str  # packages with the tools, separated by blanks
 
     @property
     def gxx(self) -> str:
@@ -52,7 +52,7 @@ class Target:
         return (*words, "--only-binary=:all:")
 
     def environ(self) -> dict[str, str]:
-        """Return the variables of a build for this CPU."""
+        """Return the environment variables of a build for this CPU."""
         return {VARIABLE: self.machine, "CXX": self.gxx}
 
     def definitions(self) -> dict[str, str]:

@@ -34,7 +34,7 @@ class Download:
 
     urls: tuple[str, ...]
     sha256: str
-    size: int
+    size: int  # in bytes
 
 
 _FILE: Final = "nvidia-cuda-toolkit_12.4.131~12.4.1-2_amd64.deb"
@@ -72,7 +72,7 @@ EMPTY_ARCHIVE: Final = b"!<arch>\n"  # libcudadevrt.a: nvcc always links it, no 
 
 
 def assemble_toolkit(parts: Path, home: Path, package: Path) -> None:
-    """Make a CUDA_HOME from installed packages of PyPI and the package of Debian.
+    """Make a CUDA_HOME from packages installed from PyPI and Debian's package.
 
     Args:
         parts: Folder with the folders of PACKAGES, each with the packages of its group.

@@ -31,7 +31,7 @@ def install_toolkit(
     Args:
         cuda: The version of the toolkit, such as `13.0`.
         folder: The folder of the toolkit; an incomplete one is deleted.
-        install: Called with a folder and an installer's arguments for packages in it.
+        install: Installs packages; called with a folder and the installer's arguments.
         target: Another target CPU; its parts are stored next to the toolkit.
         options: Installer options for packages of that CPU.
 

@@ -23,7 +23,7 @@ INFOS: Final = "dist-info"  # folder in a toolkit: pip's records of its packages
 
 
 class ToolchainError(KernelsError):
-    """Raised if there is no usable CUDA toolkit."""
+    """A CUDA toolkit or another tool of the build is missing, or does not work."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def named_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def home_variable(cuda: str) -> str:
-    """Return the variable that names the toolkit of one CUDA major, for builds with several."""
+    """Return the variable that names the toolkit of one major CUDA version, such as 12 or 13."""
     return f"{VARIABLES}CUDA_{cuda.partition('.')[0]}_HOME"
 
 

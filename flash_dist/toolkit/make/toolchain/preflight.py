@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GIB = 1 << 30
-MIN_DISK = 3 * GIB  # GiB: toolkit 0.3, objects 0.2 per arch set, wheels; the rest is reserve
+MIN_DISK = 3 * GIB  # in GiB: toolkit 0.3, objects 0.2 per arch set, wheels, and a reserve
 MIN_MEMORY = 2 * GIB
 MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: memory of cicc or ptxas for a large backward kernel
 MIN_GCC = 9  # the first gcc with all of C++17
@@ -45,8 +45,8 @@ class Toolkit:
     """
 
     cuda: str
-    max_gcc: int
-    max_glibc: Version | None = None
+    max_gcc: int  # newest major version of gcc
+    max_glibc: Version | None = None  # None: any
 
     def refusal(self, gcc: Version, glibc: Version) -> str | None:
         """Name the part of the host that is too new for the toolkit, g++ or glibc; else None."""
@@ -77,9 +77,9 @@ class Host:
     gxx: str  # $CXX or g++
     gcc: Version | None
     glibc: Version | None  # None if the C library is not glibc
-    disk: int
-    memory: int
-    cores: int
+    disk: int  # free bytes
+    memory: int  # free bytes
+    cores: int  # or MAX_JOBS, if it is set
     folder: Path = Path()  # the build folder, on the disk with `disk` free bytes
 
     @property
@@ -141,8 +141,8 @@ def check(host: Host, *, cuda_home_version: str | None = None, wanted: str = "13
     Args:
         host: The machine.
         cuda_home_version: Version of the toolkit in CUDA_HOME; None: choose one of TOOLKITS.
-        wanted: The oldest acceptable toolkit, which needs the oldest driver; a newer one of the
-            same major may replace it.
+        wanted: The oldest acceptable toolkit, whose code runs on the oldest drivers. A newer one
+            of the same major version may replace it.
     """
     gcc, glibc = _require_host(host)
     if cuda_home_version is not None:
@@ -195,7 +195,7 @@ def _require_host(host: Host) -> tuple[Version, Version]:
 
 
 def _can_replace(cuda: str, wanted: str) -> bool:
-    """Tell if a toolkit may replace the wanted toolkit: it is not older, and of the same major."""
+    """Tell if a toolkit may replace the wanted one: not older, and of the same major version."""
     found, least = parse_version(cuda), parse_version(wanted)
     return found[0] == least[0] and found >= least
 

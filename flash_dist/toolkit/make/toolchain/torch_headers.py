@@ -1,4 +1,4 @@
-"""The headers of torch's stable ABI: about 60 files, 0.5 of the 527 MB of a torch wheel.
+"""The headers of torch's stable ABI: about 60 files, 0.5 MB of the 527 MB of a torch wheel.
 
 `torch_headers.toml` pins the torch version and the SHA-256 of every header. The headers come from a
 local wheel in the folders of find-links, else by range requests from the wheel on the package
@@ -131,7 +131,7 @@ def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
 
 
 def list_needed(cache: Path, lock: Lock | None = None) -> list[str]:
-    """Return a build's requirements for the headers: torch if the headers are nowhere else."""
+    """Return torch as a requirement if its headers are found nowhere else, or an empty list."""
     lock = lock or Lock.load()
     named = os.environ.get("TORCH_ROOT", "").strip()
     if named or lock.holds(_cached(cache, lock)) or find_local_wheel(lock.version):
@@ -151,7 +151,7 @@ def _cached(cache: Path, lock: Lock) -> Path:
 
 
 def _checked_lock() -> Lock:
-    """Load the lock, and check that it covers the present binding."""
+    """Load the lock, and check that it covers the current binding."""
     lock = Lock.load()
     missing = own_includes(_read_binding()) - lock.sha256.keys()
     if missing:
@@ -171,7 +171,7 @@ def _read_binding() -> str:
 
 
 def extract(archive: Archive, lock: Lock, include: Path) -> int:
-    """Copy the pinned headers from a wheel, check them, and return their size."""
+    """Copy the pinned headers from a wheel, check them, and return their size in bytes."""
     total = 0
     for name, digest in lock.sha256.items():
         data = archive.read(PREFIX + name)
@@ -186,7 +186,7 @@ def extract(archive: Archive, lock: Lock, include: Path) -> int:
 
 
 def fetch_remote(lock: Lock, include: Path) -> int:
-    """Extract the headers from the wheel on the package index without a download of the wheel."""
+    """Extract the headers from the wheel on the package index without downloading all of it."""
     from remotezip import RemoteZip, RemoteZipError  # noqa: PLC0415  (only this path needs it)
 
     try:
@@ -197,7 +197,7 @@ def fetch_remote(lock: Lock, include: Path) -> int:
 
 
 def wheel_url(version: str) -> str:
-    """Find the wheel's address on the package index."""
+    """Return the address of a Linux wheel of torch on the package index."""
     offline = find_offline()
     if offline:
         message = f"{offline} forbids it"
@@ -215,7 +215,7 @@ def wheel_url(version: str) -> str:
 
 
 def find_local_wheel(version: str) -> Path | None:
-    """Find a torch wheel in the folders of pip's find-links."""
+    """Return a torch wheel in the folders of pip's find-links; None if there is none."""
     folders = [Path(link.removeprefix("file://")) for link in find_links()]
     for folder in folders:
         wheels = sorted(folder.glob(f"torch-{version}[-+]*.whl")) if folder.is_dir() else []

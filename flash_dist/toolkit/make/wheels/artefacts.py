@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 PYPI: Final = "pypi"  # folder in dist/ of the wheels without a label
-PURE: Final = "-none-any.whl"  # ending of pure wheels, such as the toolkit's wheel
+PURE: Final = "-none-any.whl"  # end of the file names of pure wheels, such as the toolkit's
 
 
 class ArtefactError(KernelsError):
@@ -48,7 +48,7 @@ class Artefact:
     installed_size: int  # bytes of all files, unpacked
     metadata: Metadata
     manifest: Manifest
-    embedded: tuple[Arch, ...]  # targets of its images, oldest first
+    embedded: tuple[Arch, ...]  # targets of the images in its libraries, oldest first
 
     @property
     def file_name(self) -> str:
@@ -91,7 +91,8 @@ def read_artefact(path: Path) -> Artefact:
     """Read one wheel of this package.
 
     Raises:
-        KernelsError: The file is not a wheel of this package, or cannot be read.
+        KernelsError: The file is not a labelled wheel of this package, was renamed, or cannot be
+            read.
     """
     try:
         _, version, _, tags = parse_wheel_filename(path.name)

@@ -22,7 +22,7 @@ class Published:
 
     path: Path
     wheel: Artefact | None = None  # the wheel that it is made from, if any
-    told: Mapping[str, Any] = field(default_factory=dict)  # its other data in manifest.json
+    told: Mapping[str, Any] = field(default_factory=dict)  # more keys of its entry in manifest.json
 
 
 def no_files(dist: Path, artefacts: Sequence[Artefact]) -> tuple[Published, ...]:
@@ -51,4 +51,4 @@ class Channel(Protocol):
         """
 
     def commands(self, address: str) -> Iterable[Command]:
-        """Yield the commands that install a file, which the index serves at this address."""
+        """Yield the commands that install the file at this address of the index."""

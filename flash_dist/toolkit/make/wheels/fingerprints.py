@@ -79,7 +79,7 @@ def find_stale(
 
 
 def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
-    """Map kernels to the hashes of their code in all wheels: toolkits make different code."""
+    """Map kernels to the hashes of their code in all wheels; the code differs between toolkits."""
     kernels: defaultdict[str, set[str]] = defaultdict(set)
     for path in paths:
         with open_wheel(path) as wheel:
@@ -109,7 +109,7 @@ def keep_built(
 
 @command
 def main() -> int:
-    """Check the wheels of the command line."""
+    """Check the wheels that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.replace("PACKAGE", NAME))
     parser.add_argument("wheels", type=Path, nargs="+")
     parser.add_argument(

@@ -69,7 +69,7 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
 
 
 def verify(wheel: Path) -> None:
-    """Raise unless `verify` accepts the finished wheel; print all of its findings first."""
+    """Print the results of `verify` on a finished wheel; raise if it finds a problem."""
     results = [result for result in verify_wheel(wheel).results if result.status != "skip"]
     if not results:
         message = f"`{wheel.name}` is not of this package, and nothing of it was verified"
@@ -92,7 +92,7 @@ def require_archs(result: AuditResult, asked: ArchSet) -> None:
 
 
 def require_served(manifest: Manifest) -> None:
-    """Check that each known GPU with SASS in the wheel has every kernel that it may expect."""
+    """Check that each known GPU that runs SASS of the wheel can run every kernel meant for it."""
     build = declare_build(manifest)
     compiled = [arch for arch in manifest.arch_set.archs if not arch.ptx]
     for device in KNOWN_DEVICES:
@@ -108,7 +108,7 @@ def require_served(manifest: Manifest) -> None:
 
 
 def require_fresh(wheel: Path, manifest: Manifest) -> None:
-    """Check that `_build.json` is of these sources: an older one may list the same kernels."""
+    """Check that `_build.json` matches these sources: an older one may list the same kernels."""
     project = load_project()
     told = {
         "the hash of the C++ and CUDA files": (manifest.sources, hash_sources()),
@@ -204,8 +204,8 @@ def run(
         environ: Environment of the command.
         folder: Working folder of the command.
         hint: The remedy if it fails.
-        apart: Let Ctrl-C reach this process alone, which then ends the command and its children:
-            otherwise each Python program would print a traceback.
+        apart: Let Ctrl-C reach only this process, which then ends the command and its children.
+            Otherwise each Python program among them would print a traceback.
     """
     try:
         call = _call_apart if apart else subprocess.call

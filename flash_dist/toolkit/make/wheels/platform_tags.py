@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-MANYLINUX: Final = "manylinux_2_28"  # of released wheels: glibc 2.28 or newer
+MANYLINUX: Final = "manylinux_2_28"  # tag of released wheels, which need glibc 2.28 or newer
 
 
 class PlatformTagError(KernelsError):

@@ -1,4 +1,4 @@
-"""Gives a wheel the manylinux tag that auditwheel proves, also if it is for another CPU.
+"""Gives a wheel the manylinux tag that auditwheel determines, even a wheel for another CPU.
 
 python -m PACKAGE.toolkit.make.wheels.repair [--plat manylinux_2_28] WHEEL FOLDER
 """
@@ -19,8 +19,8 @@ from ..toolchain.cross import target_machine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Libraries of torch, of the driver and of NVIDIA's runtime package. auditwheel neither packs nor
-# counts them.
+# Libraries of torch, of the driver and of NVIDIA's runtime package. auditwheel neither copies them
+# into the wheel nor considers them for the tag.
 EXCLUDED: Final = ("libtorch*.so*", "libc10*.so*", "libcuda.so.*", "libcudart.so.*")
 
 
