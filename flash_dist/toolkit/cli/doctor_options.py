@@ -1,4 +1,4 @@
-"""Options of doctor: their values, and which of them cannot be combined."""
+"""Options of `doctor`: their values, and which options cannot be combined."""
 
 from __future__ import annotations
 

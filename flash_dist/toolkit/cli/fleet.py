@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, child: Sequence[str] = CHILD) -> int:
 
     Args:
         args: The options.
-        child: The selftest's child process, see `run_selftest`.
+        child: Arguments of Python that start the selftest's child process.
     """
     runs = args.runs or DEFAULT_RUNS
     rank = Rank.of_environment()

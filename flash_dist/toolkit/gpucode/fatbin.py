@@ -188,9 +188,9 @@ class Fatbin:
 def run_ahead(
     function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> Iterator[Iterator[tuple[_Item, Callable[[], _Result]]]]:
-    """Yield an iterator over pairs: an item, and a function that returns `function(item)`.
+    """Yield an iterator over pairs: an item, and a function without arguments.
 
-    The returned function raises the error if `function(item)` has raised one.
+    The function in the pair returns the result of `function(item)`, or raises its error.
 
     One thread calls `function` for the items in order. This helps if `function` releases the GIL.
     A single item gets no thread, because archives hold thousands of objects with one image each:

@@ -75,7 +75,7 @@ class Inspection:
     """The contents of one library. Parts that were not requested are None."""
 
     name: str
-    archive: str  # its wheel, package or folder, or ""
+    archive: str  # path of its wheel or conda package; empty if it is in none
     report: FatbinReport
     kernels: tuple[KernelInfo, ...] | None = None
     coverage: Coverage | None = None

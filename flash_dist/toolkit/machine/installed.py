@@ -113,7 +113,7 @@ def combine(
     manifest_problem: str = "",
     library_problem: str = "",
 ) -> Installed:
-    """Combine the manifest with the kernels in the library, which count if it could be read."""
+    """Combine manifest and library. A library that could be read decides which kernels exist."""
     found = Installed(None, library, manifest_problem, library_problem)
     if manifest is None:
         toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)

@@ -112,7 +112,7 @@ def _list(devices: Iterable[Device]) -> str:
 def covering_set(
     devices: Iterable[Device], archsets: Iterable[ArchSet], floor: Device = FLOOR
 ) -> ArchSet | None:
-    """Return the best arch set for all GPUs but those that no build can serve, or None."""
+    """Return the best arch set for the GPUs, or None. Ignore GPUs that no build can serve."""
     able = _servable(devices, floor)
     return next(iter(sets_for(able, archsets)), None) if able else None
 
@@ -120,7 +120,7 @@ def covering_set(
 def explain_refusal(
     verdict: DeviceVerdict, build: Build, *, name: str = "", others: Iterable[Device] = ()
 ) -> tuple[str, str]:
-    """Return the reason why a GPU cannot use a build, and the step that helps, or an empty step.
+    """Return the reason why a GPU cannot use a build, and the step that helps (may be empty).
 
     `doctor` prints both and the operators raise them, so that users can search for the words.
 
@@ -191,7 +191,7 @@ def unsupported_sentence(
     """Say in one sentence that a build has no code for a GPU, and name an arch set that has code.
 
     The set is the one in `unsupported_fix`; it also serves `others`. If `partly`, the build has
-    code for some kernels.
+    code for only some kernels.
     """
     gpu = describe_device(device, name)
     contents = describe_archs(build.archs).replace("; ", " and ")
@@ -360,7 +360,7 @@ def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[
 
 
 def _older_driver(needed: int | None, devices: Iterable[Device], build: Build) -> str:
-    """Name the set that needs the oldest driver; empty if that is not before `needed`."""
+    """Name the set that needs the oldest driver; empty if it is no older than `needed`."""
     every = tuple(devices)
     able = _servable(every, build.floor)
     asked = [(first_branch_of_set(one, able), one) for one in build.archsets]

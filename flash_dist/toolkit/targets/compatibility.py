@@ -94,7 +94,7 @@ DISABLE_JIT = ("CUDA_DISABLE_PTX_JIT", "CUDA_DISABLE_JIT")
 
 @dataclass(frozen=True)
 class JitPolicy:
-    """Settings that keep the driver from using embedded code; by default none."""
+    """Settings that keep the driver from using embedded code. By default there are none."""
 
     forced: str = ""  # the variable that makes the driver ignore SASS
     disabled: str = ""  # the variable that forbids compiling PTX

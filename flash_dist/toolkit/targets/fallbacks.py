@@ -16,7 +16,8 @@ class Fallbacks:
     The table of kernels states them. The generator copies them to the C++ code and the manifest.
     """
 
-    # By role: the roles whose kernels serve the calls that its own kernels do not support.
+    # By role: other roles, whose kernels serve the calls that the kernels of this role do not
+    # support.
     stand_ins: Mapping[str, tuple[str, ...]] = field(hash=False)
     # Families that leave calls of at most half of their first size to the general family.
     leaves_half_filled: frozenset[str]

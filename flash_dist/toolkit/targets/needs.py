@@ -27,8 +27,8 @@ def driver_of(branch: int) -> Driver:
 def first_branch(serves: Callable[[Driver], bool]) -> int | None:
     """Return the oldest driver branch for which `serves` is true; None if there is none.
 
-    NOTE: a binary search. Newer drivers serve everything that older drivers serve, because they
-    drop support only for GPUs without builds.
+    NOTE: this is a binary search. Newer drivers serve everything that older drivers serve, because
+    they drop support only for GPUs without builds.
     """
     place = bisect_left(BRANCHES, x=True, key=lambda branch: serves(driver_of(branch)))
     return BRANCHES[place] if place < len(BRANCHES) else None

@@ -52,7 +52,7 @@ HOW_ORDER: tuple[KernelHow, ...] = (
     "not-on-this-hardware", "native", "family", "same-major", "jit", "unverified", "none",
 )  # fmt: skip
 
-# By word of an axis, such as a dtype: the first compute capability with its instructions.
+# First compute capability with the instructions for a word of an axis, such as a dtype.
 FLOORS: Final = {name: word.floor for name, word in AXES.words.items()}
 OLDEST: Final = Device.parse(PRODUCT.oldest_gpu) if PRODUCT.oldest_gpu else ANY_GPU
 FLOOR: Final = max(OLDEST, min(FLOORS.values(), default=OLDEST))
@@ -210,7 +210,7 @@ class Situation:
         *,
         smem_optin: int | None = None,
     ) -> Situation:
-        """Return the situation of a GPU, with the limits on it and its driver in `environ`."""
+        """Return the situation of a GPU. `environ` may limit shared memory and embedded code."""
         limit = smem_optin or device.smem_optin
         lowered = min(limit, read_smem_limit(environ.get(SMEM_VARIABLE, "")) or limit)
         return cls(device, driver, lowered, jit_policy(environ), lowered < limit)

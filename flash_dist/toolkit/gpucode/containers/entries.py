@@ -109,7 +109,7 @@ def read_header(data: FileView, place: int, end: int) -> Header:
     return raw
 
 
-def make_entry(  # noqa: PLR0913 - four are its position
+def make_entry(  # noqa: PLR0913 - four say where it is
     data: FileView,
     place: int,
     raw: Header,
@@ -226,7 +226,7 @@ def _measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
 
 
 def _is_accelerated(data: FileView, place: int, raw: Header) -> bool:
-    """Tell from the cubin attributes copied into the header if the code is for one chip only."""
+    """Tell if code is for one chip only, from the copy of the cubin's attributes in its header."""
     if not raw.flags & _BINARY_OPTIONS or not raw.options_offset:
         return False
     start = place + raw.options_offset
