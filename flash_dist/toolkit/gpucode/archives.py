@@ -1,8 +1,9 @@
 """Opens the libraries in one file: a library, an archive of objects, a wheel, a conda package.
 
-The first bytes of a file determine its type. Members of a wheel or conda package are opened if
-their name has the suffix of a library, or if it has no suffix and they begin like a program. Each
-library is open only while it is the current item.
+The first bytes of a file determine its type, but `.whl` and `.conda` files are always opened as
+archives. A member of a wheel or conda package is opened if its name has the suffix of a library, or
+if its name has no suffix and its first bytes are those of a program. Each library is open only
+while it is the current item.
 """
 
 from __future__ import annotations

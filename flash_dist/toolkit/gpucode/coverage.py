@@ -40,7 +40,7 @@ EMPTY_MOST: Final = 4  # a body that does nothing has at most this many instruct
 EMPTY_BESIDE: Final = 16
 STUB_MOST: Final = 48  # a body that only reports an error has at most this many instructions
 COMPLAINT_RATIO: Final = 3  # a body that only reports an error is shorter by at least this factor
-TINY_RATIO: Final = 16  # shorter by at least this factor: "stub:tiny"
+TINY_RATIO: Final = 16  # a body with the verdict "stub:tiny" is shorter by at least this factor
 MAX_CELLS: Final = 1_000_000  # kernels times targets; the largest library seen has 130 000
 MAX_WARNINGS: Final = 100
 
@@ -189,7 +189,7 @@ def _judge_beside(body: Body, big: int) -> Verdict:
 
 
 def _judge_alone(body: Body, big: int) -> Verdict:
-    """Judge a kernel's only SASS or only PTX body: their lengths are not comparable."""
+    """Judge a kernel's only SASS or only PTX body: SASS and PTX lengths are not comparable."""
     if body.instructions <= STUB_MOST and not body.uses_memory:
         complaint = _complaint(body)
         if complaint is not None:

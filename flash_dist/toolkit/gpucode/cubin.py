@@ -84,7 +84,7 @@ class KernelInfo:
     # Version of the CUDA toolkit that compiled the kernel: "13.0.88", or "12.6" if the cubin does
     # not record the full version.
     toolkit: str | None = None
-    container: int | None = None  # number within the file; a container is from one source file
+    container: int | None = None  # number of its container within the file
 
     def to_json(self) -> dict[str, Any]:
         """Return the kernel as plain data."""

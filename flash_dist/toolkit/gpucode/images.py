@@ -120,7 +120,7 @@ class FatbinReport:
     path: str
     entries: tuple[FatbinEntry, ...] = ()
     warnings: tuple[str, ...] = ()
-    device_linked: frozenset[int] | None = None  # numbers of containers; None if unknown
+    device_linked: frozenset[int] | None = None  # numbers of these containers; None if unknown
     unregistered: frozenset[int] = frozenset()  # containers that the program loads itself
 
     @property

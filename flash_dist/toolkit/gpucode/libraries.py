@@ -156,7 +156,7 @@ def _walk_folder(folder: str) -> Iterator[str | Unread]:
 
 def _suggest_package(name: str) -> str:
     installed = {one.name.lower(): one.name for one in metadata.distributions() if one.name}
-    providers = metadata.packages_distributions().get(name, [])  # `sklearn`: scikit-learn
+    providers = metadata.packages_distributions().get(name, [])  # scikit-learn for `sklearn`
     close = difflib.get_close_matches(name.lower(), installed, n=3)
     names = dict.fromkeys([*providers, *(installed[one] for one in close)])
     if not names:

@@ -117,8 +117,8 @@ class Host:
     def lacks_jit_compiler(self) -> bool:
         """Tell if the JIT compiler is missing.
 
-        False unless the file name of libcuda has a known release, because only such a driver surely
-        has the compiler next to libcuda. On Jetson the name has no release; on WSL the compiler
+        False unless the file name of libcuda contains a known release: only these drivers are known
+        to have the compiler next to libcuda. On Jetson the name has no release; on WSL the compiler
         is in a folder of Windows.
         """
         branch = self.libcuda_release.partition(".")[0]

@@ -360,7 +360,7 @@ def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[
 
 
 def _older_driver(needed: int | None, devices: Iterable[Device], build: Build) -> str:
-    """Name the set that needs the oldest driver; empty if it is no older than `needed`."""
+    """Name the set that needs the oldest driver; empty if `needed` is not newer than that."""
     every = tuple(devices)
     able = _servable(every, build.floor)
     asked = [(first_branch_of_set(one, able), one) for one in build.archsets]
