@@ -2,7 +2,7 @@
 
 Data goes to stdout, messages to stderr. Exit status: 0 no failure, 1 at least one failure, 2 wrong
 usage or unreadable input, 3 nothing could be checked; 130 interrupted, 141 the reader closed the
-pipe, 143 terminated.
+pipe, 129 or 143 ended by SIGHUP or SIGTERM.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def expand_alias(given: Sequence[str]) -> list[str]:
-    """Replace the older forms `doctor --explain TEXT` and `doctor --fleet` by their subcommands."""
+    """Replace the older forms `doctor --explain TEXT` and `doctor --fleet` with the subcommands."""
     name, rest = list(given[:1]), list(given[1:])
     for place, word in enumerate(rest if name == ["doctor"] else ()):
         before, after = rest[:place], rest[place + 1 :]

@@ -160,7 +160,7 @@ def print_problems(console: Console, release: Release) -> None:
 
 
 def print_ids(console: Console, release: Release) -> None:
-    """Print the commands that explain the findings, each once."""
+    """Print the commands that explain the problems, each once."""
     entries = dict.fromkeys(problem.entry for problem in release.problems)
     if entries:
         commands = ", ".join(f"`{entry.command}`" for entry in entries)
@@ -168,7 +168,7 @@ def print_ids(console: Console, release: Release) -> None:
 
 
 def print_release(console: Console, release: Release) -> None:
-    """Print targets and shortfalls of a release of any package."""
+    """Print the targets, problems and warnings of a release of any package."""
     targets = ", ".join(str(arch) for arch in release.archs) or "no GPU code"
     libraries = count(len(release.inspections), "library", "libraries")
     print_line(console, f"{release.path}: {libraries}, {targets}")
@@ -196,7 +196,7 @@ def describe_pass(release: Release) -> str:
 
 
 def print_audit(console: Console, result: AuditResult, *, kernels: bool = False) -> None:
-    """Print the sizes and the problems of one wheel."""
+    """Print the sizes and the problems of a wheel of this package."""
     contents = result.contents
     budget = f" of {format_size(result.budget_bytes)}" if result.budget_bytes else ""
     size = f"{format_size(contents.size)}{budget}"
@@ -223,7 +223,7 @@ def make_target_table(result: AuditResult) -> Table:
 
 
 def make_kernel_table(result: AuditResult) -> Table:
-    """Return a table of the registers and the bytes of SASS or PTX text of every variant."""
+    """Return a table of all variants: their registers, and the bytes of their SASS or PTX."""
     table = make_table("variant", "target", "registers", "bytes")
     for image in result.contents.images:
         for kernel in image.kernels:

@@ -83,7 +83,7 @@ def imagine(
 ) -> Environment:
     """Return a machine with the GPUs, driver and variables of the command line.
 
-    Everything else is that of the record, or without a record that of this machine.
+    Everything else is taken from the record or, without a record, from this machine.
     """
     around = record.environment if record else None
     return imagine_environment(
@@ -92,7 +92,7 @@ def imagine(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine a machine or libraries, print each result as it comes, and return the exit code."""
+    """Examine a machine or libraries, print results as they arrive, and return the exit code."""
     require_fitting(args)
     record = load_record(args.load) if args.load else None
     if record and not args.json and not args.quiet:
@@ -131,7 +131,7 @@ def choose_checks(args: argparse.Namespace, *, what_if: bool = False) -> CheckCh
 
 
 def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int:
-    """Judge the named libraries, print each result as it comes, and return the exit code."""
+    """Judge the named libraries, print results as they arrive, and return the exit code."""
     if args.gpu:
         environment = imagine(args, record, Installed())
     elif record:  # no library can be loaded on the recorded machine
@@ -158,7 +158,7 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
 def _judge_each(
     environment: Environment, groups: Sequence[tuple[str, Iterable[Library | Unread]]]
 ) -> Iterator[CheckResult]:
-    """Judge each wheel separately: a wheel cannot replace code that another wheel lacks."""
+    """Judge each group separately: code in one wheel does not help if another wheel lacks it."""
     for number, (name, libraries) in enumerate(groups):
         for result in examine_libraries(environment, libraries):
             if result.name not in _OF_MACHINE:
@@ -210,13 +210,13 @@ def _show(
 
 
 class ShownFixes:
-    """The fixes printed so far. Each is printed once; later results name the first with it."""
+    """The fixes printed so far. A later result with the same fix only refers to the first one."""
 
     def __init__(self) -> None:
         self._first: dict[str, CheckResult] = {}
 
     def shorten(self, result: CheckResult) -> CheckResult:
-        """Replace a fix that was printed before, and leave out an explanation that was."""
+        """Replace a fix that was printed before with a reference; omit a repeated explanation."""
         first = self._first.setdefault(result.fix, result)
         if not result.fix or first is result:
             return result
@@ -226,7 +226,7 @@ class ShownFixes:
 
 
 def fold(result: CheckResult, first: CheckResult) -> CheckResult:
-    """Replace details that `first`, the result of an earlier GPU, has too; -v prints them."""
+    """Replace details with a reference if `first`, the result of an earlier GPU, has the same."""
     kinds = {one.name.split()[0] for one in (result, first)}
     same = (result.status, result.all_details) == (first.status, first.all_details)
     shown = result.all_details if result.status == "fail" else result.details

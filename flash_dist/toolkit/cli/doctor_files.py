@@ -86,7 +86,7 @@ def parse_load(text: str) -> str:
 def save_record(
     place: str, environment: Environment, results: Iterable[CheckResult], choice: CheckChoice
 ) -> None:
-    """Write a record to stdout, or to a file and report its path on stderr."""
+    """Write a record to stdout, or to a file whose path is then reported on stderr."""
     version, now = read_version(), read_clock()
     record = Record.make(environment, results, choice, written_by=version, recorded=now)
     text = record.to_text(redaction_of_this_machine())
@@ -116,7 +116,7 @@ def load_record(place: str) -> Record:
 
 
 def require_place(option: str, text: str, *, example: str) -> Path:
-    """Return an output path. Reject an impossible one at once, not after minutes of work."""
+    """Return an output path. Reject an invalid path at once, not after minutes of work."""
     path = Path(text)
     if not text or path.is_dir() or not path.parent.is_dir():
         inside = f"is in `{path.parent}`, which is not a folder"
@@ -137,5 +137,5 @@ def write_file(path: Path, text: str, *, what: str) -> None:
 
 
 def read_clock() -> str:
-    """Return the time of writing, to the minute."""
+    """Return the current UTC time, to the minute."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

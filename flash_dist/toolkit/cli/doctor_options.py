@@ -1,4 +1,4 @@
-"""Options of doctor: their values, and which of them cannot be combined."""
+"""Options of `doctor`: their values, and which options cannot be combined."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .options import add_imagined, add_json, add_runs, add_strict, parse_indices
 if TYPE_CHECKING:
     import argparse
 
-# For each option, the options that it makes useless: doctor then skips the checks or kernels that
-# they concern.
+# For each option, the options that have no effect with it, because doctor then skips the checks or
+# the kernels that these options are for.
 _SILENT: Final = {
     "package": ("only", "skip", "runs", "save", "load"),
     "wheel": ("only", "skip", "runs", "save"),
@@ -120,7 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_wheel(text: str) -> str:
-    """Read a path, an address, or a pip line that names a wheel; never print credentials."""
+    """Read a path, an address, or a pip line that names a wheel. Return it without credentials."""
     found = read_line(text)
     return str(found) if isinstance(found, Pinned) else parse_place(found or text)
 

@@ -62,7 +62,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain a message, an id or a log. Return EXIT_NOTHING_CHECKED if none of it is known."""
+    """Explain a message, an id or a log; return EXIT_NOTHING_CHECKED if nothing in it is known."""
     text = _read_stdin() if args.text == ["-"] else " ".join(args.text)
     if not text.strip():
         message = "TEXT must be a message, an id or a log, got nothing"
@@ -97,7 +97,7 @@ def _read_stdin() -> str:
 
 
 def _print(console: Console, explanation: Explanation) -> None:
-    """Print one explanation, wrapped on a terminal, in three lines in a pipe."""
+    """Print one explanation: wrapped on a terminal, as three lines in a pipe."""
     entry, width = explanation.entry, width_of(console)
     width = width and min(width, _WIDEST)
     for line in fold(printable(explanation.summary), width):

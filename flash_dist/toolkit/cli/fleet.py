@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, child: Sequence[str] = CHILD) -> int:
 
     Args:
         args: The options.
-        child: The selftest's child process, see `run_selftest`.
+        child: Arguments of Python that start the selftest's child process.
     """
     runs = args.runs or DEFAULT_RUNS
     rank = Rank.of_environment()
@@ -121,8 +121,8 @@ def describe_rounds(members: Sequence[Member], rounds: int, seconds: float) -> s
     """Describe the rounds so far, and estimate the time for the remaining rounds.
 
     Args:
-        members: The results of all ranks in these rounds.
-        rounds: Number of all rounds, including future ones.
+        members: The results of all ranks in the rounds so far.
+        rounds: Total number of rounds, including the remaining ones.
         seconds: Duration of the rounds so far.
     """
     said = f"{compare_members(members)[-1].summary}; {write_seconds(seconds)}"

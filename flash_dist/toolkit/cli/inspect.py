@@ -117,7 +117,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def parse_target(text: str) -> Arch | Device:
-    """Parse a target such as `sm_90a`, or a compute capability, `9.0`, for all its targets."""
+    """Parse a target such as `sm_90a`, or a compute capability such as `9.0`: all its targets."""
     with wrong_usage():
         return (
             Device.parse(text) if re.fullmatch(r"\s*[0-9]+\.[0-9]\s*", text) else Arch.parse(text)
@@ -130,7 +130,7 @@ def parse_extract(text: str) -> Choice:
 
 
 def require_extract(args: argparse.Namespace) -> None:
-    """Raise UsageError if a folder is named, but nothing would be written into the folder."""
+    """Raise UsageError if `--to` is given without `--extract`."""
     if args.to is not None and args.extract is None:
         message = f"--to must come with --extract, which writes there, got only --to {args.to}"
         raise UsageError(message, hint="`inspect --extract sm_90a --to FOLDER LIBRARY`")
@@ -185,7 +185,7 @@ def read_all(
     """Read each path, package and process of the command line; continue after failures.
 
     Returns:
-        The libraries, the files that could not be read, and the errors of whole paths.
+        The libraries, the unreadable files, and the errors of paths from which nothing was read.
     """
     inspections: list[Inspection] = []
     unread: list[Unread] = []
@@ -267,7 +267,7 @@ def warn_unread(unread: Iterable[Unread]) -> None:
 class Lazily(list[Any]):
     """A list for JSON that makes its items on iteration, one at a time.
 
-    NOTE: use iterencode with an indent; the encoder in C reads the list without iterating.
+    NOTE: encode with iterencode and an indent; the C encoder would read the items themselves.
     """
 
     def __init__(self, makers: Iterable[Callable[[], Any]]) -> None:
@@ -280,7 +280,7 @@ class Lazily(list[Any]):
 def json_pieces(
     level: str, inspections: Sequence[Inspection], unread: Sequence[Unread]
 ) -> Iterator[str]:
-    """Yield the JSON text in pieces: plain data of one image and one kernel at a time."""
+    """Yield the JSON text in pieces. Images and kernels are converted to data one at a time."""
     document: dict[str, Any] = {
         "version": 1,
         "level": level,

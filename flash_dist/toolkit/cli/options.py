@@ -98,7 +98,7 @@ def parse_path(text: str) -> Path:
 
 
 def parse_place(text: str) -> str:
-    """Read a path or an address. Keep an address's credentials for its server; never print them."""
+    """Read a path or an address. Credentials are removed, and kept for requests to its server."""
     if not text:
         message = "a place must be a path or an address, got an empty one"
         raise UsageError(message, hint="`.` is the current folder")

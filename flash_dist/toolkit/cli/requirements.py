@@ -18,9 +18,9 @@ _SHOWN = 4
 
 
 def explain_import(error: ImportError) -> KernelsError | None:
-    """Name the missing packages, or say why one does not import.
+    """Return an error that names the missing packages, or says why a package cannot be imported.
 
-    Return None if the error is of neither a requirement nor this package.
+    Return None if the error is about a package that is neither required nor this one.
     """
     name = (error.name or "").partition(".")[0]
     if name == PACKAGE.name:
@@ -46,7 +46,7 @@ def explain_import(error: ImportError) -> KernelsError | None:
 
 
 def _required() -> list[str]:
-    """Return the packages that this Python requires; those with a marker only before 3.14."""
+    """Return the packages that this Python requires. Those with a marker are for Python < 3.14."""
     names = (one.partition("; ") for one in REQUIREMENTS)
     return [name for name, _, marker in names if not marker or sys.version_info < (3, 14)]
 

@@ -135,10 +135,10 @@ def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
 
 
 def _read_other(place: str) -> Index:
-    """Read the wheels at a path or address that has wheels of only one project, not this one.
+    """Read the wheels of another project at a path or address; all must belong to one project.
 
     Raises:
-        UsageError: There are no wheels, or wheels of several projects.
+        UsageError: There are no wheels, or they belong to several projects.
     """
     index = read_index(place, None)
     projects = sorted({wheel.project for wheel in index.wheels})
@@ -162,7 +162,7 @@ def parse_python(text: str) -> str:
 
 
 def _machine(args: argparse.Namespace) -> str:
-    """Return the requested CPU; else this machine's, if a set may be for it; else the default."""
+    """Return the requested CPU, else this machine's if sets exist for it, else the default."""
     here = platform.machine()
     return args.machine or (here if here in MACHINES else DEFAULT_MACHINE)
 
@@ -215,7 +215,7 @@ def _describe_others(others: Sequence[Judged], selection: Selection, kind: str) 
 
 
 def _describe_equal(judged: Judged, chosen: Judged | None) -> str:
-    """Say that a set serves the GPUs equally well; with another toolkit, from which driver on."""
+    """Say that a set serves the GPUs equally well; if its toolkit differs, from which driver on."""
     toolkit = judged.candidate.build.toolkit
     if toolkit is None or chosen is None or chosen.candidate.build.toolkit == toolkit:
         return "serves them as well"

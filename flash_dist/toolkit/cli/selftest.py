@@ -107,7 +107,7 @@ def parse_timeout(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Test each device, print each result as it comes, and return the exit code."""
+    """Test each device, print results as they arrive, and return the exit code."""
     if not PRODUCT.cases:
         hint = "its authors name one by `cases` of [tool.kernels.selftest]"
         raise UsageError(NO_CASES, hint=hint)
@@ -171,7 +171,7 @@ def record(path: Path, proof: Proof, known: tuple[Reference, ...], code: int) ->
 
 
 def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
-    """Return the devices to test: the one that is asked for, or all GPUs."""
+    """Return the devices to test: the requested one, or all GPUs."""
     known = [str(gpu.index) for gpu in cuda.gpus]
     if asked is None:
         return known

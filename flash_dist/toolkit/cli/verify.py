@@ -135,7 +135,7 @@ def read_signed_release(args: argparse.Namespace) -> SignedRelease | None:
 
 
 def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: bool) -> None:
-    """Print how many files passed, and what only a manifest could prove."""
+    """If `quiet`, print how many files passed; if no manifest is known, say what is unproven."""
     these = "this" if files == 1 else "them"
     unknown = f"who built {these} is unknown: {_UNKNOWN}"
     parts = [f"{passed} of {count(files, 'file')} passed"] if quiet else []
@@ -145,7 +145,7 @@ def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: 
 
 
 def _say_once(results: Sequence[CheckResult]) -> Iterator[CheckResult]:
-    """Merge consecutive checks with the same reading error; the first one names the others."""
+    """Merge consecutive checks with the same read error; the first check names the others."""
     for (_, entry), group in groupby(results, key=lambda one: (one.summary, one.entry)):
         first, *others = group
         if entry is VERIFY_UNREAD and others:

@@ -1,7 +1,9 @@
 """Opens the libraries in one file: a library, an archive of objects, a wheel, a conda package.
 
-The first bytes tell the kind of a file; the name only decides whether a member of an archive
-is examined. Each library is open only while it is the current item.
+The first bytes of a file determine its type, but `.whl` and `.conda` files are always opened as
+archives. A member of a wheel or conda package is opened if its name has the suffix of a library, or
+if its name has no suffix and its first bytes are those of a program. Each library is open only
+while it is the current item.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ _CONDA_PART = re.compile(r"pkg-[^/]+\.tar\.zst")
 
 @dataclass(frozen=True)
 class Library:
-    """A file that has or could have GPU code; open while it is the current item."""
+    """A file that may contain GPU code. It is open while it is the current item."""
 
     name: str  # its path, or its name in the archive
     archive: str  # path of the wheel or conda package; empty if it is in none
     fatbin: Fatbin
-    siblings: tuple[str, ...] = ()  # names of all files in the wheel
+    siblings: tuple[str, ...] = ()  # names of all files in the wheel; () outside of wheels
     package: wheel.Wheel | None = None  # the open wheel or conda package, if it is in one
 
 
@@ -59,16 +61,16 @@ class Unread:
 
     @property
     def reason(self) -> str:
-        """The reason, without the file's name."""
+        """The error message, without the name of the file."""
         start = unreadable(self.name, "", archive=self.archive).message
         return self.error.message.removeprefix(start)
 
 
 def open_path(path: str) -> Iterator[Library | Unread]:
-    """Open the libraries of one file, a library or an archive.
+    """Open the file itself if it is a library, or the libraries in it if it is an archive.
 
     Raises:
-        FatbinError: The file cannot be read, or no file in the archive can.
+        FatbinError: The file cannot be read, or it is an archive and none of its libraries can.
     """
     with open_file(path) as file:
         budget = Budget(os.fstat(file.fileno()).st_size, path)
@@ -91,7 +93,7 @@ def _open_library(
 
 
 def read_magic(file: IO[bytes]) -> bytes:
-    """Return the first bytes, which tell the kind of a file, and rewind it."""
+    """Return the first bytes of a file, which identify its type, and rewind the file."""
     magic = file.read(len(ar.MAGIC))
     file.seek(0)
     return magic
@@ -103,7 +105,7 @@ def read_if_possible(
     """Yield the opened items; if opening fails, yield an `Unread` instead of raising the error.
 
     Raises:
-        LimitError: The file is inside another file, which has exceeded its limit.
+        LimitError: The work exceeds the limit of the outermost file, and `outermost` is False.
     """
     try:
         yield from opened
@@ -171,7 +173,7 @@ def _open_member(opened: wheel.Wheel, name: str) -> Iterator[Library | Unread]:
 
 
 def _open_conda(opened: wheel.Wheel, parts: list[str]) -> Iterator[Library | Unread]:
-    """Open the libraries of a conda package: a zip with the files in a compressed tar archive."""
+    """Open the libraries of a conda package, a zip file of zstd-compressed tar archives."""
     for part in parts:
         with opened.unpacked(part) as packed:
             try:
@@ -199,13 +201,13 @@ def _open_tar_member(
 def _open_unpacked(
     name: str, file: IO[bytes], opened: wheel.Wheel, siblings: tuple[str, ...] = ()
 ) -> Iterator[Library | Unread]:
-    """Open the libraries of an unpacked member, and record its archive."""
+    """Open the libraries of an unpacked member; set their `package` and `siblings`."""
     for one in _open_library(name, file, opened.budget, archive=opened.path):
         yield replace(one, package=opened, siblings=siblings) if isinstance(one, Library) else one
 
 
 def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread]:
-    """Raise the first item's error if no item of the archive can be read."""
+    """Yield the items; if all of them are `Unread`, raise the first error instead."""
     failed: list[Unread] = []
     items = iter(items)
     for item in items:
@@ -220,6 +222,6 @@ def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread
 
 
 def _name_file(error: FatbinError, name: str, archive: str) -> FatbinError:
-    if isinstance(error, LimitError):  # the error names the outermost file, which has the limit
+    if isinstance(error, LimitError):  # already names the outermost file
         return error
     return unreadable(name, error.message, archive=archive, hint=error.hint, kind=type(error))

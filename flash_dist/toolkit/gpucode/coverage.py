@@ -1,8 +1,9 @@
-"""Classifies the kernels of a library on each target: real code, or only a stub.
+"""Classifies the kernels of a library for each target: real code, or only a stub.
 
-A stub is normal: a library's dispatcher does not call the kernel on that target. The verdicts
-explain an error message or a silent no-op; they are not findings. A body is judged by its length
-compared with the kernel's longest body on other targets, because all come from one source.
+A stub is normal if the library's dispatcher never calls the kernel on that target. So the verdicts
+are not findings: they explain an error message or a kernel that silently does nothing. The length
+of a body is compared with the kernel's longest body for other targets, because all of them are
+compiled from one source.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ Verdict = Literal[
 ]
 
 REAL: Final[Verdict] = "real"
-EMPTY_MOST: Final = 4  # most instructions of a body that does nothing
+EMPTY_MOST: Final = 4  # a body that does nothing has at most this many instructions
 # Only a kernel with more instructions than this on another target gets the verdict "stub:empty".
 EMPTY_BESIDE: Final = 16
-STUB_MOST: Final = 48  # most instructions of a body that only reports an error
-COMPLAINT_RATIO: Final = 3
-TINY_RATIO: Final = 16
+STUB_MOST: Final = 48  # a body that only reports an error has at most this many instructions
+COMPLAINT_RATIO: Final = 3  # a body that only reports an error is shorter by at least this factor
+TINY_RATIO: Final = 16  # a body with the verdict "stub:tiny" is shorter by at least this factor
 MAX_CELLS: Final = 1_000_000  # kernels times targets; the largest library seen has 130 000
 MAX_WARNINGS: Final = 100
 
@@ -167,7 +168,7 @@ def _judge_kernel(bodies: dict[Arch, Body]) -> dict[Arch, Verdict]:
 
 
 def _judge(arch: Arch, bodies: dict[Arch, Body]) -> Verdict:
-    """Compare a body with the kernel's other SASS or PTX; judge it alone if there is none."""
+    """Compare a body with the kernel's other bodies of its type, SASS or PTX, if there are any."""
     others = {other: body.instructions for other, body in bodies.items() if other != arch}
     peers = [length for other, length in others.items() if other.ptx == arch.ptx]
     if not peers:
@@ -188,7 +189,7 @@ def _judge_beside(body: Body, big: int) -> Verdict:
 
 
 def _judge_alone(body: Body, big: int) -> Verdict:
-    """Judge a kernel's only SASS or PTX: counts of SASS and of PTX are not comparable."""
+    """Judge a kernel's only SASS or only PTX body: SASS and PTX lengths are not comparable."""
     if body.instructions <= STUB_MOST and not body.uses_memory:
         complaint = _complaint(body)
         if complaint is not None:

@@ -1,12 +1,12 @@
-"""Reads the contents of an image: kernels of a cubin with their resources, names of PTX kernels.
+"""Reads the kernels of an image: with their resources from a cubin, only their names from PTX.
 
 A cubin is ELF with machine 190. NVIDIA does not document its attributes; the numbers below come
 from comparing test images with the output of NVIDIA's own tools.
 
-ptxas writes the CUDA toolkit into notes and kernel attributes. From CUDA 12.8 on `.note.nv.tkinfo`
-names the release as text (older ABI: no notes), and `.note.nv.cuinfo` has it as a number, 130 for
-13.0; the attributes of kernels have the same number in all cubins seen, back to CUDA 11. This was
-found by building with several toolkits; it is not a stable ABI.
+ptxas records the version of the CUDA toolkit in notes and kernel attributes. From CUDA 12.8 on,
+`.note.nv.tkinfo` has the release as text, and `.note.nv.cuinfo` has it as a number, 130 for 13.0.
+Cubins with the older ABI have no notes. The kernel attributes have the same number in all cubins
+seen, back to CUDA 11. This was found by building with several toolkits; it is not a stable ABI.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STO_CUDA_ENTRY = 0x10  # in st_other: a kernel, not a device function
 EIATTR_MAX_THREADS = 0x05  # 3 x u32 per kernel, from __launch_bounds__
 EIATTR_MIN_STACK_SIZE = 0x12  # {u32 symbol, u32 bytes}
 EIATTR_REGCOUNT = 0x2F  # {u32 symbol, u32 registers}
-_FORMATS_IN_PLACE = (1, 2, 3)  # none, a byte, a half word: all inside the 4-byte header
+_FORMATS_IN_PLACE = (1, 2, 3)  # no value, a byte or a half word: all inside the 4-byte header
 _FORMAT_SIZED = 4
 
 _SYMBOL = Struct("<IBBHQQ")
@@ -48,8 +48,8 @@ _ENTRY_LINE = re.compile(
     rb"\s*(?:\.(?:visible|weak|extern)\s+){0,3}\.entry\s+(?P<name>[\w$\x80-\xff]+)"
 )
 
-# NOTE: work on PTX is counted as the bytes that could be searched in the same time, so that
-# adversarial texts are refused. Real PTX counts less than its size.
+# NOTE: the cost of work on PTX is the number of bytes that could be searched in the same time.
+# Adversarial texts exceed the budget. Real PTX costs less than its size.
 END_COST: Final = 8  # a brace or semicolon
 MATCH_COST: Final = 50  # a match of a pattern
 STEP_COST: Final = 150  # a step of a loop in Python
@@ -65,12 +65,12 @@ _RELEASE: Final = re.compile(
 _CUINFO: Final = Struct("<III12sHHHH")  # sizes, type, "NVIDIA Corp", version, arch, CUDA, zero
 _OWNER: Final = b"NVIDIA Corp\0"
 _KNOWN: Final = range(60, 1000)  # 6.0 to 99.9
-_KERNELS: Final = 8  # most kernels to read until the toolkit is known
+_KERNELS: Final = 8  # maximum number of kernels to read in search of the toolkit
 
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """A kernel of one image. For PTX the resources are not known: they are None."""
+    """A kernel of one image. Sizes are in bytes. The resources of PTX are unknown: None."""
 
     name: str
     arch: Arch | None
@@ -81,9 +81,10 @@ class KernelInfo:
     max_threads: int | None = None  # also None if the kernel sets no launch bound
     constant: int | None = None  # bytes, including the parameters
     local: int | None = None  # bytes, without the stack
-    # Version of the CUDA toolkit that compiled the kernel: "13.0.88", or "12.6" if older.
+    # Version of the CUDA toolkit that compiled the kernel: "13.0.88", or "12.6" if the cubin does
+    # not record the full version.
     toolkit: str | None = None
-    container: int | None = None  # number within the file; a container is from one source file
+    container: int | None = None  # number of its container within the file
 
     def to_json(self) -> dict[str, Any]:
         """Return the kernel as plain data."""
@@ -115,7 +116,7 @@ class Cubin:
         self._names: dict[int, str] = {}
 
     def kernels(self) -> Iterator[Symbol]:
-        """Yield the kernels, each name once: a name identifies the sections of a kernel."""
+        """Yield the kernels, each name once, because the sections of a kernel are found by name."""
         seen: set[str] = set()
         for index, raw in enumerate(_SYMBOL.iter_unpack(self._symbols)):
             name, info, other, section, value, size = raw
@@ -163,9 +164,9 @@ def read_ptx_kernels(
 
 
 def find_ptx_entry(source: bytes, place: int = 0) -> re.Match[bytes] | None:
-    """Find the next entry point; the match goes from the start of its line to the end of its name.
+    """Find the next entry point. The match begins with its line and ends with its name.
 
-    NOTE: find is ten times as fast as a pattern that is tried at the start of each line.
+    NOTE: `bytes.find` is ten times as fast as a pattern that is tried at the start of each line.
     """
     while (found := source.find(PTX_ENTRY, place)) >= 0:
         line = source.rfind(b"\n", place, found) + 1
@@ -185,7 +186,7 @@ def ptx_name(entry: re.Match[bytes]) -> str:
 def read_cubin_kernels(
     data: bytes, arch: Arch | None, budget: Budget | None = None
 ) -> tuple[KernelInfo, ...]:
-    """Return the kernels of a cubin in the order of its symbols."""
+    """Return the kernels of a cubin in the order of its symbol table."""
     cubin = Cubin(data, budget)
     registers, stack = _read_resources(cubin)
     toolkit = read_toolkit(cubin) or None
@@ -261,10 +262,10 @@ def _read_note(cubin: Cubin, name: str) -> bytes:
 
 
 def _read_kernels_toolkit(cubin: Cubin) -> int:
-    """Return the toolkit's number from the attributes of the first kernels; 0 if none has it."""
+    """Return the toolkit, 130 for 13.0, from the attributes of the first kernels; 0 if unknown."""
     names = (name for name in cubin.sections if name.startswith(".nv.info."))
     for name in islice(names, _KERNELS):
-        with suppress(FatbinError):  # reported where the kernel is read
+        with suppress(FatbinError):  # the error is reported when the kernel is read
             for attribute, value in cubin.attributes(name):
                 if attribute == EIATTR_CUDA_API_VERSION and len(value) == _WORD.size:
                     number: int = _WORD.unpack(value)[0]

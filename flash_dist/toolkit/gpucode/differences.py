@@ -1,4 +1,4 @@
-"""Compares two sets of libraries: targets, kernels, their resources, sizes."""
+"""Compares two sets of libraries: targets, kernels with their resources, and sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ RESOURCES: Final = (
 
 @dataclass(frozen=True)
 class Change:
-    """An addition (before is None), a removal (after is None) or a changed number."""
+    """An addition (before is None), a removal (after is None) or a changed number.
+
+    For a library or target the number is 1. For a kernel it is the number of kernels with this name
+    and target, for a resource the sum of its values over these kernels.
+    """
 
     what: What
     library: str
@@ -75,7 +79,7 @@ class Differences:
 
 
 def find_differences(before: Sequence[Inspection], after: Sequence[Inspection]) -> Differences:
-    """Compare libraries of the same name; if each side has one library, compare these two."""
+    """Compare libraries of the same name. If each side has one library, names do not matter."""
     old, new = _by_name(before), _by_name(after)
     if len(old) == len(new) == 1:
         new = {next(iter(old)): next(iter(new.values()))}
@@ -107,7 +111,7 @@ def _compare(name: str, old: Inspection | None, new: Inspection | None) -> Itera
 
 
 def _kernels_of(inspection: Inspection | None) -> Mapping[tuple[str, str], list[KernelInfo]]:
-    """Return kernels by name and target; several kernels may have one name."""
+    """Return the kernels by name and target; several kernels may share both."""
     found: defaultdict[tuple[str, str], list[KernelInfo]] = defaultdict(list)
     for kernel in (inspection.kernels or ()) if inspection is not None else ():
         found[kernel.name, str(kernel.arch)].append(kernel)
@@ -129,7 +133,7 @@ def _compare_kernel(
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """Sum the known values of kernels that share a name; None if no value is known."""
+    """Return the sum of the known values; None if no value is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

@@ -1,6 +1,6 @@
 """Reads the GPU code inside a library without a CUDA toolkit.
 
-Reading headers touches a few pages of the file and unpacks nothing; kernels are read on demand.
+Opening a library finds its images and reads their headers; kernels are read on demand.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-AHEAD: Final = 3  # results that may be ready before they are read
+AHEAD: Final = 3  # results computed ahead of the current one
 
 
 def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
     """Read the headers of all GPU code in a library, or in a bare `.fatbin`.
 
     Raises:
-        FatbinError: The file cannot be read, or is of another kind; damage further inside is a
-            warning.
+        FatbinError: The file cannot be read, or has another format. Damaged containers and images
+            only cause warnings in the report.
     """
     with open_fatbin(path) as fatbin:
         return fatbin.report
@@ -56,10 +56,10 @@ def open_fatbin(
     """Open a library for reading headers and kernels.
 
     Args:
-        path: Path of the library. With `file` it is only a name for messages.
+        path: Path of the library. If `file` is given, it is only a name for messages.
         file: An open file, such as a wheel's member in a temporary file.
-        archive: Name of the library's wheel, for messages.
-        budget: Limit on the work. None: a limit that follows from the size of the library.
+        archive: Path of the wheel or conda package that contains it, for messages.
+        budget: Limit on the work. None: a limit that depends on the size of the library.
     """
     name = os.fspath(path)
     if file is None:
@@ -72,7 +72,7 @@ def open_fatbin(
 
 
 class Fatbin:
-    """An open library: its report, and payloads and kernels on demand."""
+    """An open library. It has a report; images and kernels are read on demand."""
 
     def __init__(
         self, data: FileView, name: str, archive: str = "", budget: Budget | None = None
@@ -129,9 +129,9 @@ class Fatbin:
     def check(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
     ) -> tuple[FatbinEntry, tuple[KernelInfo, ...]]:
-        """Return an image with the target that its contents show, and its kernels.
+        """Return an image, with the target that is found in its contents, and its kernels.
 
-        NOTE: LTO-IR is returned unread, because its format is undocumented.
+        NOTE: LTO-IR and unknown images are returned unread, because their formats are undocumented.
 
         Raises:
             FatbinError: The image is damaged, or contradicts its header.
@@ -144,14 +144,14 @@ class Fatbin:
         return entry, self.kernels(entry, lambda: data)
 
     def told(self) -> FatbinReport:
-        """Return the report with the toolkits of its SASS; read the smallest SASS of each group."""
+        """Return the report with the toolkit of each SASS image, read from one image per group."""
         toolkits: dict[int, str] = {}
         for images in self.report.groups().values():
             sass = [entry for entry in images if entry.kind == "sass"]
             if not sass:
                 continue
             smallest = min(sass, key=lambda entry: entry.uncompressed_size)
-            with suppress(FatbinError):  # damaged images tell nothing
+            with suppress(FatbinError):  # the toolkit of a damaged image stays unknown
                 toolkit = read_toolkit(Cubin(self.payload(smallest), self._budget))
                 if toolkit:
                     toolkits[smallest.container] = ".".join(toolkit.split(".")[:2])
@@ -188,7 +188,9 @@ class Fatbin:
 def run_ahead(
     function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> Iterator[Iterator[tuple[_Item, Callable[[], _Result]]]]:
-    """Yield pairs of an item and a function that returns or raises what `function(item)` does.
+    """Yield an iterator over pairs: an item, and a function without arguments.
+
+    The function in the pair returns the result of `function(item)`, or raises its error.
 
     One thread calls `function` for the items in order. This helps if `function` releases the GIL.
     A single item gets no thread, because archives hold thousands of objects with one image each:

@@ -1,4 +1,4 @@
-"""Reads the target of an image from the image itself: the entry's header may name another.
+"""Reads the target of an image from the image itself: its header may name another target.
 
 A cubin's target number is in the flags of the ELF header, at bits that depend on the ABI version.
 The suffix is in a flag, an attribute or a note, depending on the toolkit. This was found by
@@ -32,7 +32,7 @@ _ACCELERATED: Final = 9
 _NUMBERS: Final = range(10, 256)
 _NAMED: Final = re.compile(rb"-(?:arch|-gpu-name)[ =]sm_([0-9]{2,3})([af]?)(?![0-9a-z])")
 
-_HEAD_BYTES: Final = 64 << 10  # first bytes of PTX, which hold its directives
+_HEAD_BYTES: Final = 64 << 10  # `.version` and `.target` of PTX must be in the first bytes
 _VERSION: Final = re.compile(rb"^\s*\.version\s+([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", re.MULTILINE)
 _TARGET: Final = re.compile(rb"^\s*\.target\s+sm_([0-9]{1,4})([af]?)\b", re.MULTILINE)
 
@@ -41,7 +41,7 @@ def check_image(entry: FatbinEntry, data: bytes, budget: Budget) -> Arch | None:
     """Compare the head of unpacked SASS or PTX with the header of its entry.
 
     Returns:
-        The target that the image itself names; the header's target if its ABI is unknown.
+        The target that the image itself names, or the header's if the image's ABI is unknown.
 
     Raises:
         FatbinError: The image contradicts its header.
@@ -88,7 +88,7 @@ def read_target(data: Buffer, elf: Elf, claimed: str = "") -> Arch | None:
     Args:
         data: The cubin.
         elf: The header and the sections of the cubin.
-        claimed: The suffix in the entry's header, used where the cubin does not tell.
+        claimed: The suffix in the entry's header, used if the cubin does not record one.
     """
     number = read_number(elf)
     if number not in _NUMBERS:
@@ -118,7 +118,7 @@ def _read_suffix(data: Buffer, elf: Elf, number: int, claimed: str) -> str:
 
 
 def read_accelerated(info: bytes) -> bool | None:
-    """Tell by the attributes of `.nv.compat` if code is for one chip only; None if unknown."""
+    """Tell from the attributes of `.nv.compat` if code is for one chip only; None if unknown."""
     place = 0
     while place + ATTRIBUTE.size <= len(info):
         form, attribute, value = ATTRIBUTE.unpack_from(info, place)

@@ -25,7 +25,7 @@ ROCM_WARNING: Final = "the file holds code for AMD GPUs (ROCm), which is not rea
 UNREGISTERED: Final = "nothing registers {}: the library must select and load them itself"
 UNITS: Final = ("fatbin or cubin", "fatbins and cubins")
 
-# Prefixes of a library's sections: `.nv_fatbin`, `__nv_relfatbin`. PE cuts names to 8 letters.
+# Prefixes of a library's sections: `.nv_fatbin`, `__nv_relfatbin`. PE truncates names to 8 bytes.
 LINKED, RELOCATABLE = ".nv_fatb", "__nv_rel"
 
 
@@ -41,8 +41,8 @@ class Stream(NamedTuple):
     """Several images compressed as one stream, and the place of one image in the stream."""
 
     offset: int  # offset of the stream in the file
-    packed: int
-    unpacked: int
+    packed: int  # bytes in the file
+    unpacked: int  # bytes
     codec: Codec
     start: int = 0  # offset of the image in the unpacked stream
 
@@ -58,21 +58,21 @@ class FatbinEntry:
     kind: Kind
     arch: Arch | None  # None for LTO-IR and unknown images
     codec: Codec
-    ptx_isa: Version | None
+    ptx_isa: Version | None  # of PTX; None for other code
     payload_offset: int
     compressed_size: int  # bytes in the file, without padding
     uncompressed_size: int
     section: str
     container: int  # number within the file
-    identifier: str
+    identifier: str  # name of the source file; empty if unknown
     raw_kind: int
     raw_version: int
     raw_number: int
     raw_flags: int
     code_version: Version | None = None  # of SASS; None for other code
-    toolkit: str = ""  # that compiled the SASS: "13.0"; empty if unknown
+    toolkit: str = ""  # CUDA version that compiled the SASS: "13.0"; empty if unknown
     stream: Stream | None = None  # the stream that contains it
-    claimed: str = ""  # target of SASS in its header; the cubin itself may correct it
+    claimed: str = ""  # target in the header of SASS; `arch` may differ
 
     @property
     def relocatable(self) -> bool:
@@ -83,9 +83,9 @@ class FatbinEntry:
     def origin(self) -> Origin:
         """Properties that a driver must support to load this image.
 
-        No header records the toolkit. SASS for targets before sm_100 has code version 1.8 from CUDA
-        13 on, which distinguishes it from SASS of CUDA 12, which older drivers load. The field
-        `toolkit` is more exact, once the image itself was read.
+        Headers do not record the toolkit. For targets before sm_100, only CUDA 13 and newer write
+        code version 1.8, which drivers for CUDA 12 do not load. If `toolkit` is known from the
+        contents of the image, it is used instead.
         """
         from_cuda_13 = self.code_version == CODE_CUDA_13 and self.raw_number < FIRST_WITH_IT_BEFORE
         toolkit = self.toolkit or ("13.0" if from_cuda_13 else None)
@@ -115,13 +115,13 @@ class FatbinEntry:
 
 @dataclass(frozen=True)
 class FatbinReport:
-    """The headers of all GPU code in one file. No entries: it holds no code for NVIDIA GPUs."""
+    """The headers of all GPU code in one file; no entries if it has no code for NVIDIA GPUs."""
 
     path: str
     entries: tuple[FatbinEntry, ...] = ()
     warnings: tuple[str, ...] = ()
-    device_linked: frozenset[int] | None = None  # their containers; None if unknown
-    unregistered: frozenset[int] = frozenset()  # not registered: the program itself loads them
+    device_linked: frozenset[int] | None = None  # numbers of these containers; None if unknown
+    unregistered: frozenset[int] = frozenset()  # containers that the program loads itself
 
     @property
     def archs(self) -> tuple[Arch, ...]:
@@ -162,11 +162,11 @@ class FatbinReport:
         return found
 
     def with_toolkits(self, toolkits: Mapping[int, str]) -> FatbinReport:
-        """Return the report with the toolkit of each SASS image, given known ones by container.
+        """Return the report with the toolkit of each SASS image.
 
-        One call of nvcc makes a container, so one toolkit compiled all its SASS, and its PTX
-        version gives the oldest toolkit possible. SASS of a container without a known toolkit gets
-        the oldest known toolkit of the file.
+        `toolkits` maps container numbers to known toolkits. One call of nvcc makes a container, so
+        all its SASS has the same toolkit, and its PTX ISA gives the oldest possible toolkit. SASS
+        of a container without a known toolkit gets the oldest known toolkit of the file.
         """
         known = {**self._told_by_ptx(), **toolkits}
         oldest = min(known.values(), key=parse_version, default="")

@@ -36,7 +36,7 @@ _LONGEST: Final = 80  # maximum characters of a library's name in a file name
 
 
 class Size(NamedTuple):
-    """The number of some images, and their bytes in the file and unpacked."""
+    """Number of images, their total bytes in the file, and their total bytes unpacked."""
 
     images: int
     packed: int
@@ -72,14 +72,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Inspection:
-    """One library. None marks parts that were not requested."""
+    """The contents of one library. Parts that were not requested are None."""
 
     name: str
-    archive: str  # its wheel, package or folder, or ""
+    archive: str  # path of its wheel or conda package; empty if it is in none
     report: FatbinReport
     kernels: tuple[KernelInfo, ...] | None = None
     coverage: Coverage | None = None
-    damaged: tuple[str, ...] = ()  # problems of images, if these were checked
+    damaged: tuple[str, ...] = ()  # a sentence on each damaged image, if images were checked
     left_out: tuple[Arch, ...] = ()  # targets in the file that were not requested
 
     @property
@@ -106,7 +106,8 @@ class Inspection:
         """Return the inspection as plain data.
 
         Args:
-            many: Makes a list, or a substitute, for up to a hundred thousand items.
+            many: Calls up to a hundred thousand functions and returns a list of their results,
+                or a substitute that calls them later.
         """
         document = {**self.report.to_json(many), "path": self.name, "archive": self.archive}
         document["sizes"] = {
@@ -182,7 +183,7 @@ def _read_kernels(
 
 
 def _toolkits(kernels: Iterable[KernelInfo]) -> dict[int, str]:
-    """Return the newest toolkit that compiled SASS of a container, by container number."""
+    """Return the newest toolkit that compiled SASS of each container, by container number."""
     found: dict[int, str] = {}
     for kernel in kernels:
         if kernel.toolkit and kernel.container is not None:
@@ -223,7 +224,7 @@ def name_target(entry: FatbinEntry) -> str:
 
 
 def sizes_by_target(report: FatbinReport) -> dict[str, Size]:
-    """Sum up the images of each target, including relocatable images."""
+    """Return the total size of the images of each target, including relocatable images."""
     sums: dict[str, Size] = {}
     for entry in report.entries:
         name, image = name_target(entry), Size(1, entry.compressed_size, entry.uncompressed_size)
@@ -238,19 +239,19 @@ class Extracted:
     path: Path
     library: str
     arch: Arch
-    size: int
+    size: int  # unpacked bytes
 
 
 def extract_images(
     fatbin: Fatbin, library: str, choice: Choice, folder: Path
 ) -> Iterator[Extracted]:
-    """Write each selected image to a new file, and yield it.
+    """Write each selected image to a new file, and yield an `Extracted` for it.
 
     Args:
         fatbin: The open library.
         library: The name of the library, which is the prefix of the file names.
         choice: The selected targets, and the kernel that an image must have.
-        folder: The output folder, which is created.
+        folder: The output folder, created if it does not exist.
 
     Raises:
         FatbinError: An image cannot be read, or a file cannot be written.
@@ -268,7 +269,7 @@ def extract_images(
 
 
 def _write(path: Path, entry: FatbinEntry, data: bytes) -> Path:
-    """Write code to a new file. The zeros that follow PTX are left out."""
+    """Write code to a new file, without the zeros that follow PTX, and return its path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:

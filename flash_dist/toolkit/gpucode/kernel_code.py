@@ -24,18 +24,19 @@ def read_code_hashes(library: str | os.PathLike[str]) -> dict[str, str]:
     """Return the SHA-256 of each kernel's code in a library, by kernel name.
 
     The hash of SASS covers instructions and constants. The hash of PTX covers version, target and
-    text without comments. If a kernel has code for several targets, the key is name and target:
+    text without comments. If a kernel has code for several targets, the key also names the target:
     `f sm_80`.
 
     Raises:
-        FatbinError: The library cannot be read, or holds one kernel twice with different code.
+        FatbinError: The library cannot be read, or has different code for the same kernel and
+            target.
     """
     with open_fatbin(library) as fatbin:
         return hash_kernels(fatbin)
 
 
 def hash_kernels(fatbin: Fatbin) -> dict[str, str]:
-    """Return the hashes of `read_code_hashes` for an open library."""
+    """Return the same hashes as `read_code_hashes`, for an open library."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for target, name, code in _walk(fatbin):
         hashed = hashlib.sha256(code).hexdigest()

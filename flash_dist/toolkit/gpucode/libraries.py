@@ -1,6 +1,6 @@
 """Opens the libraries of a file, folder, package or process, one after the other.
 
-/proc lists the files that a running process has mapped.
+The files that a running process has mapped are found in /proc.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def open_libraries(path: str | os.PathLike[str]) -> Iterator[Library | Unread]:
     """Open the libraries of a file, archive or folder, one after the other.
 
     Raises:
-        FatbinError: The path cannot be read, or no file in the archive can.
+        FatbinError: The path cannot be read, or it is an archive and none of its libraries can.
     """
     name = os.fspath(path)
     return _open_files(_walk_folder(name)) if Path(name).is_dir() else open_path(name)
@@ -57,7 +57,7 @@ def package_libraries(name: str) -> Iterator[Library | Unread]:
         FatbinError: The distribution is not installed, or its files are not recorded.
     """
     try:
-        # Python 3.10 finds a distribution named "".
+        # For an empty name, Python 3.10 would return some distribution.
         found = metadata.distribution(name) if name else None
     except (metadata.PackageNotFoundError, ValueError):
         found = None
@@ -136,7 +136,7 @@ def _open_wanted(
 
 
 def _walk_folder(folder: str) -> Iterator[str | Unread]:
-    """Yield the files of a folder, then those of its subfolders; follow no links to folders."""
+    """Yield the files of a folder and then of its subfolders; do not follow links to folders."""
     waiting = [folder]
     while waiting:
         place = waiting.pop()
@@ -156,7 +156,7 @@ def _walk_folder(folder: str) -> Iterator[str | Unread]:
 
 def _suggest_package(name: str) -> str:
     installed = {one.name.lower(): one.name for one in metadata.distributions() if one.name}
-    providers = metadata.packages_distributions().get(name, [])  # such as `sklearn` of scikit-learn
+    providers = metadata.packages_distributions().get(name, [])  # scikit-learn for `sklearn`
     close = difflib.get_close_matches(name.lower(), installed, n=3)
     names = dict.fromkeys([*providers, *(installed[one] for one in close)])
     if not names:
@@ -168,7 +168,7 @@ def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]
     """Yield the files that a process has mapped, in address order.
 
     A deleted file is yielded as `Unread` if it was mapped as executable, and skipped otherwise. For
-    a process in a container, the paths lead through /proc, so that this process can open them.
+    a process in a container, the paths lead through /proc, so that the caller can open them.
     """
     for name, runs in mapped.items():
         path = _locate(pid, name)
@@ -181,7 +181,7 @@ def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]
 
 
 def _read_maps(pid: int) -> dict[str, bool]:
-    """Return the paths of mapped files, each with True if a mapping of it is executable."""
+    """Return the paths of mapped files, each with True if the file is mapped as executable."""
     if not (_PROC / "self").exists():
         message = f"cannot list the files of process {pid}: this system has no /proc"
         raise FatbinError(message)

@@ -1,8 +1,8 @@
 """Measures the bodies of kernels: their length, and whether they only report an error.
 
-A kernel guarded by `__CUDA_ARCH__` exists for every target, but where it was compiled out its body
-is empty or just prints, asserts or traps. NVIDIA documents neither opcodes nor attributes; the
-numbers below were found with NVIDIA's own disassembler on code for sm_75 to sm_121.
+A kernel guarded by `__CUDA_ARCH__` exists for every target. Where its code was compiled out, the
+body is empty, or only prints, asserts or traps. NVIDIA documents neither opcodes nor attributes;
+the numbers below were found with NVIDIA's own disassembler on code for sm_75 to sm_121.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EIATTR_EXTERNS = 0x0F  # symbols of the functions that a kernel calls
 PRINT, ASSERT = "vprintf", "__assertfail"
 
 _SYMBOL_INDEX = Struct("<I")
-_FORMLESS = 0x1FF  # clears the upper three bits of an opcode, the kind of its operands
+_FORMLESS = 0x1FF  # clears the upper three bits of an opcode, which encode operand kinds
 _NOP, _BRA, _TRAP = 0x918, 0x947, 0x95C
 _CALLS = frozenset((0x143, 0x144))
 # LD LDG ST STG ATOM ATOM.CAS RED REDG ATOMG ATOMG.CAS LDGSTS UTMALDG UTMASTG
@@ -48,7 +48,7 @@ _MEMORY = frozenset(
 )
 
 _AFTER_NO_WORD, _NO_WORD = rb"(?<![\w\x80-\xff])", rb"(?![\w\x80-\xff])"
-# NOTE: re finds a single byte ten times as fast as a set of bytes, so a mark is put before every
+# NOTE: re finds a single byte ten times as fast as a set of bytes, so this byte is put before every
 # possible string, comment or `.loc` line.
 _MARK = b"\1"
 _STRING, _COMMENT, _LINE, _BLOCK = b'"', b"//", b".loc", b"/*"
@@ -76,17 +76,17 @@ class Body:
     """The body of one kernel for one target. The flags are set for short bodies only."""
 
     name: str
-    instructions: int  # of PTX: statements; of old SASS and long SASS: bytes / 16
+    instructions: int  # PTX: statements; old or long SASS: bytes / 16
     prints: bool = False
     asserts: bool = False
     traps: bool = False
-    calls: bool = False  # the kernel calls a function, so its length tells little
-    uses_memory: bool = False  # true of every real kernel
-    counted: bool = True  # False: old SASS, only its length is known
+    calls: bool = False  # the kernel calls a function, so its length says little
+    uses_memory: bool = False  # accesses memory, as every real kernel does
+    counted: bool = True  # False: old SASS, of which only the bytes are known
 
 
 def read_cubin_bodies(data: bytes, arch: Arch, budget: Budget | None = None) -> tuple[Body, ...]:
-    """Return the bodies of a cubin's kernels, in the order of its symbols."""
+    """Return the bodies of a cubin's kernels, in the order of its symbol table."""
     cubin = Cubin(data, budget)
     if arch.number < FIRST_WITH_WORDS:
         return tuple(
@@ -103,7 +103,7 @@ def _read_body(cubin: Cubin, symbol: Symbol) -> Body:
         message = f"code of `{symbol.name}` is invalid: {len(code)} of {symbol.size} bytes"
         raise FatbinError(message)
     words = list(zip(code[::WORD_SIZE], code[1::WORD_SIZE], strict=True))
-    used = {_opcode(word) for word in set(words)}  # NOTE: most words repeat, and millions are read
+    used = {_opcode(word) for word in set(words)}  # NOTE: a set, as most words repeat
     formless = {opcode & _FORMLESS for opcode in used}
     externs = _externs(cubin, symbol.name)
     return Body(
@@ -124,7 +124,7 @@ def _opcode(word: tuple[int, int]) -> int:
 
 
 def _effective_length(words: list[tuple[int, int]]) -> int:
-    """Count instructions before the padding, which is a branch to itself and NOPs."""
+    """Count the instructions before the padding: a branch to itself, then NOPs."""
     length = len(words)
     while length and _opcode(words[length - 1]) == _NOP:
         length -= 1
@@ -150,7 +150,7 @@ def read_ptx_bodies(text: bytes, budget: Budget | None = None) -> tuple[Body, ..
 
 
 def ptx_texts(text: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the entry points with a body: name, and text without comments and strings."""
+    """Yield (name, text) of each entry point with a body; comments and strings are left out."""
     for name, body in _walk_ptx(text, Budget(len(text))):
         yield name, body.decode("utf-8", "backslashreplace")
 
@@ -174,7 +174,7 @@ def _walk_ptx(text: bytes, budget: Budget) -> Iterator[tuple[str, bytes]]:
 
 
 def _without_noise(text: bytes, budget: Budget) -> bytes:
-    """Replace each string, comment and `.loc` line by a space."""
+    """Replace each string, comment and `.loc` line with a space."""
     kinds = [start for start in (_STRING, _COMMENT, _LINE, _BLOCK) if start in text]
     if not kinds:
         return text
@@ -192,7 +192,7 @@ def _without_noise(text: bytes, budget: Budget) -> bytes:
 
 
 def _without_blocks(marked: bytes) -> bytes:
-    """Replace noise by spaces in a text with `/*` comments, which compilers do not write.
+    """Do the same as `_without_noise` for a text with `/*` comments, which no compiler writes.
 
     NOTE: `bytes.find` finds the ends of these comments faster than any pattern.
     """
@@ -208,7 +208,7 @@ def _without_blocks(marked: bytes) -> bytes:
 
 
 def _closing_brace(source: bytes, start: int, name: str, budget: Budget) -> int:
-    """Find the brace that ends a body; call sequences and vectors have inner braces."""
+    """Return the offset of the brace that ends a body; call sequences and vectors nest braces."""
     depth = 1
     for place in range(start, len(source), _BRACES_AT_ONCE):
         braces = source[place : place + _BRACES_AT_ONCE].translate(None, _NO_BRACES)
@@ -252,7 +252,7 @@ def _count_directives(body: bytes) -> int:
 
 
 def _has(body: bytes, word: bytes, pattern: re.Pattern[bytes], budget: Budget) -> bool:
-    """Tell if a pattern matches anywhere in a body. All its matches begin with `word`."""
+    """Tell if a pattern, whose matches all begin with `word`, matches anywhere in a body."""
     places = body.count(word)
     budget.spend("searched", places * STEP_COST)
     end = 0

@@ -27,7 +27,7 @@ TIMEOUT: Final = 120.0  # seconds; without persistence mode the driver first ini
 _PREFIXES = ("CUDA_", "NVIDIA_", "LD_")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
-# Code of the child, which has neither site packages nor the working folder on its path.
+# Code that the child runs. Its path has neither site packages nor the working folder.
 _CHILD = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); "
     "runpy.run_module(sys.argv[2], run_name='__main__')"
@@ -37,10 +37,10 @@ _answers: Final[dict[tuple[tuple[str, str], ...], Cuda]] = {}
 
 
 def read_cuda_apart() -> Cuda:
-    """Return the result of `read_cuda` without starting CUDA in this process.
+    """Return the result of `read_cuda`, without initialising CUDA in this process.
 
-    A result that is not `broken` is cached. If this process already uses CUDA, or Python is
-    embedded in another program, this process asks the driver.
+    A result that is not `broken` is cached. If this process already uses CUDA, or if Python is
+    embedded in another program, `read_cuda` runs in this process.
     """
     if uses_cuda():
         return read_cuda()

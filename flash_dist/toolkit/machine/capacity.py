@@ -37,7 +37,7 @@ def count_cores(root: Path = Path("/")) -> int:
 
 
 def read_free_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that this process may still allocate; None if no file tells.
+    """Return the bytes that this process may still allocate; None if unknown.
 
     The page cache counts against a group's limit, but the kernel drops it before the limit is hit,
     so the group's inactive file pages count as free.

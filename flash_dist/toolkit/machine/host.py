@@ -44,7 +44,7 @@ DEFAULT_LIMIT: Final = 1 << 30  # bytes of the JIT cache
 # more on an H200.
 ENOUGH_BYTES: Final = 128 << 20
 
-# Folders of libcuda on systems whose loader does not know them.
+# Folders of libcuda that the loader of some systems does not search.
 _OTHER_FOLDERS = (
     f"{WSL_FOLDER}/lib",
     "/usr/local/nvidia/lib64",
@@ -65,7 +65,11 @@ class DeviceFile:
 
 @dataclass(frozen=True)
 class JitCache:
-    """The folder of the JIT cache. Status `absent` means that the driver can create the folder."""
+    """The folder of the JIT cache.
+
+    Status `absent` means that the driver can create the folder, `homeless` that neither HOME nor
+    CUDA_CACHE_PATH is set.
+    """
 
     folder: str
     status: Literal["writable", "absent", "read-only", "homeless"]
@@ -87,7 +91,7 @@ class Host:
     stray_libcuda: str = ""  # a libcuda outside the loader's path
     jit_compiler: str = ""
     module_release: str = ""  # release of the kernel module, from /proc
-    module_gpus: int = 0  # GPUs of the kernel module, including those hidden from a container
+    module_gpus: int = 0  # GPUs of the kernel module, also if hidden from a container
     device_files: tuple[DeviceFile, ...] = ()
     dxg: bool = False  # WSL's device for GPUs
     cache: JitCache | None = None
@@ -113,8 +117,9 @@ class Host:
     def lacks_jit_compiler(self) -> bool:
         """Tell if the JIT compiler is missing.
 
-        Only a libcuda with a known release in its name is judged: its driver has the compiler next
-        to libcuda. On Jetson the name has no release; WSL has the compiler in folders of Windows.
+        False unless the file name of libcuda contains a known release: only these drivers are known
+        to have the compiler next to libcuda. On Jetson the name has no release; on WSL the compiler
+        is in a folder of Windows.
         """
         branch = self.libcuda_release.partition(".")[0]
         known = branch.isdecimal() and int(branch) <= max(DRIVER_CUDA)
@@ -224,7 +229,7 @@ def read_jit_cache(
 
 
 def find_cache_problem(variables: Mapping[str, str], cache: JitCache | None) -> Finding | None:
-    """Say what prevents caching; None if nothing does. If `cache` is None, judge variables only."""
+    """Return what prevents caching, or None. If `cache` is None, only check the variables."""
     if is_set(variables, "CUDA_CACHE_DISABLE"):
         fix = "`unset CUDA_CACHE_DISABLE`"
         return Finding(JIT_CACHE_DISABLED, "CUDA_CACHE_DISABLE is set", fix=fix)
@@ -259,7 +264,7 @@ def _exists(path: Path) -> bool:
 
 
 def _read_free(folder: Path) -> int | None:
-    """Return the free bytes; None if the file system does not tell."""
+    """Return the free bytes; None if the file system does not report them."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -268,6 +273,6 @@ def _read_free(folder: Path) -> int | None:
 
 
 def read_limit(text: str) -> int:
-    """Read a number of bytes; return the default for malformed text."""
+    """Read the limit of the JIT cache in bytes; return DEFAULT_LIMIT for malformed text."""
     number = read_whole(text.strip())
     return DEFAULT_LIMIT if number is None else number

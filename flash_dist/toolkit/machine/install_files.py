@@ -59,7 +59,7 @@ def read_install_files(
     """Compare the package's files with the record next to it.
 
     Args:
-        package: The folder of the package that runs, as Python found it: uv, pex, Nix and Spack
+        package: The folder of the running package, with links unresolved: uv, pex, Nix and Spack
             install links, and pip's record is next to the links.
         search_path: Folders in which Python looks for packages; sys.path when None.
     """
@@ -101,7 +101,7 @@ def _find_record(
         return None, None
     try:
         return record, metadata.Distribution.at(record.parent).files
-    except (ValueError, TypeError, csv.Error):  # not text, or lines of another kind
+    except (ValueError, TypeError, csv.Error):  # not text, or malformed lines
         return record, None
 
 
@@ -146,7 +146,7 @@ def _judge(
         return "missing"
     except PermissionError:
         return "unreadable"
-    except (OSError, ValueError):  # a folder, or a hash unknown to this Python
+    except (OSError, ValueError):  # a folder, or a hash algorithm that is unknown to this Python
         return "changed"
     return "sound" if same else "changed"
 

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Installed:
-    """The installed build. Each problem is empty if the manifest, or library, could be read."""
+    """The installed build. A problem is empty if its file could be read."""
 
-    build: Build | None = None  # from the library if it can be read, else the manifest
+    build: Build | None = None  # from the library, or else the manifest; None: neither
     library: str = ""  # path; empty if there is none
     manifest_problem: str = ""
     library_problem: str = ""
     differences: tuple[str, ...] = ()  # between manifest and library
     torch_min: str = ""
     torch_tested_max: str = ""
-    access_fix: str = ""  # the step for a file that may be sound but is unreadable
+    access_fix: str = ""  # the step for a file that this user may not read
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -58,10 +58,10 @@ class Installed:
 
 
 def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | None:
-    """Return the operators' error for a GPU without code in this build; None if the build has code.
+    """Return the error that operators raise for a GPU that cannot use this build; None if it can.
 
-    The error has the words of `doctor`. Call this only after a failure, because it reads the kernel
-    library.
+    The error has the same words as `doctor`. Call this only after a failure, because it reads the
+    kernel library.
     """
     build = read_installed().build
     if build is None:
@@ -76,7 +76,7 @@ def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | Non
 
 
 def read_installed(package: Path = PACKAGE) -> Installed:
-    """Read manifest and library; describe an absent or broken file as a problem."""
+    """Read the manifest and the libraries; describe an absent or broken file as a problem."""
     manifest: Manifest | None = None
     manifest_problem, library_problem, access_fix = "", "", ""
     embedded: tuple[Variant, ...] = ()
@@ -113,7 +113,7 @@ def combine(
     manifest_problem: str = "",
     library_problem: str = "",
 ) -> Installed:
-    """Combine manifest and library; the library decides which kernels exist, if it is readable."""
+    """Combine manifest and library. A library that could be read decides which kernels exist."""
     found = Installed(None, library, manifest_problem, library_problem)
     if manifest is None:
         toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)
@@ -133,12 +133,12 @@ def combine(
 def read_embedded(
     library: Path, toolkit: str | None, manifest: Manifest | None = None
 ) -> tuple[Variant, ...]:
-    """Read our kernels in a library; the target of a kernel is that of its image.
+    """Return the package's kernels in a library, each with the target of its image.
 
     Args:
         library: The file.
         toolkit: CUDA version that compiled it; None if unknown.
-        manifest: Lists the plain kernels, whose symbols tell no axes.
+        manifest: The manifest, which lists the plain kernels: their symbols have no axes.
 
     Raises:
         FatbinError: The library is absent or cannot be read.
@@ -150,7 +150,7 @@ def read_embedded(
 def read_variants(
     fatbin: Fatbin, toolkit: str | None, manifest: Manifest | None = None
 ) -> tuple[Variant, ...]:
-    """Read our kernels in an open library; see `read_embedded`."""
+    """Return the package's kernels in an open library; see `read_embedded`."""
     records = manifest.kernels if manifest else ()
     plain = {one.symbol: one.family for one in records if one.is_plain}
     axes, symbols = (manifest.axes, f"{manifest.product}_") if manifest else (AXES, SYMBOLS)
@@ -168,7 +168,7 @@ def read_variants(
 
 
 def parse_symbol(symbol: str, arch: Arch, origin: Origin) -> Variant | None:
-    """Read a kernel's name: `PREFIX_fwd_bf16_d64_smem64_sm90a`; None if it is not ours."""
+    """Read a symbol such as `PREFIX_fwd_bf16_d64_smem64_sm90a`; None for other kernels."""
     found = AXES.read_symbol(symbol, SYMBOLS)
     return found and Variant.of(symbol, *found, arch, origin=origin)
 

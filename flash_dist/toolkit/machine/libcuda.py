@@ -41,7 +41,7 @@ class Gpu:
     device: Device
     memory_bytes: int | None = None
     sm_count: int | None = None
-    smem_optin: int | None = None
+    smem_optin: int | None = None  # maximum bytes of shared memory per block
     pci: str = ""
     uuid: str = ""  # in the form of nvidia-smi: GPU-...
 
@@ -64,7 +64,7 @@ class Cuda:
     """The driver and its GPUs.
 
     `absent` means that libcuda was not found, `broken` that it does not load or that a call failed.
-    `reason` describes the failure.
+    `reason` describes the failure, or says that there is no GPU.
     """
 
     status: Literal["ok", "absent", "broken"]
@@ -99,7 +99,7 @@ def imagine_cuda(devices: Iterable[Device], driver: Driver | None) -> Cuda:
 
 
 def read_cuda() -> Cuda:
-    """Ask libcuda; every failure is a state, not an exception.
+    """Ask libcuda; return a failure as a status instead of raising it.
 
     This initialises CUDA in this process: children forked later cannot use CUDA, see apart.py.
     """
@@ -159,7 +159,7 @@ def _read_gpu(library: ctypes.CDLL, index: int) -> Gpu:
 
 
 def _read_uuid(library: ctypes.CDLL, handle: ctypes.c_int) -> str:
-    """Return the UUID of this GPU; empty if an old driver does not tell."""
+    """Return the UUID of a GPU; empty if the driver is too old to report it."""
     raw = (ctypes.c_ubyte * 16)()
     try:
         _call(library, "cuDeviceGetUuid_v2", raw, handle)

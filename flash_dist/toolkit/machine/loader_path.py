@@ -38,8 +38,8 @@ class LoaderPath:
     """Inputs of the loader's search in this process. Tests use a root other than "/"."""
 
     root: Path
-    platform: Platform | None  # of this process; None: not an ELF system
-    named: tuple[Path, ...]  # LD_LIBRARY_PATH
+    platform: Platform | None  # of this process; None if the system does not use ELF
+    named: tuple[Path, ...]  # folders in LD_LIBRARY_PATH
     cache: Mapping[str, tuple[Path, ...]]  # files by library name
 
     @classmethod
@@ -53,7 +53,7 @@ class LoaderPath:
         return cls(root, platform, split_library_path(environ), cache)
 
     def find(self, name: str) -> str:
-        """Return the file that the loader would load, with links resolved; empty without a file."""
+        """Return the file that the loader would load, with links resolved; empty if none exists."""
         named, default = ([one / name for one in these] for these in (self.named, FOLDERS))
         return self._first([*named, *self.cache.get(name, ()), *default])
 
@@ -76,7 +76,7 @@ def read_own_platform() -> Platform:
     """Return the platform of this interpreter.
 
     Raises:
-        FatbinError: The interpreter is not an ELF program: other systems have another loader.
+        FatbinError: The interpreter cannot be read, or is not an ELF program.
     """
     program = Path(sys.executable).resolve()
     try:
@@ -94,7 +94,7 @@ def split_library_path(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def ends_search(path: Path, platform: Platform) -> bool:
-    """Tell if the search ends at a file: the loader loads the file, or fails as it is not ELF."""
+    """Tell if the search ends at a file: the loader loads it, or fails because it is not ELF."""
     return _read_platform_of(path) in {platform, "none"}
 
 
@@ -141,7 +141,7 @@ def _read_string(data: bytes, offset: int) -> str:
 
 
 def find_loaded(name: str, root: Path) -> str:
-    """Return the file in this process whose name begins with `name`; empty if there is none."""
+    """Return the first file mapped by this process whose name begins with `name`, or ""."""
     for line in read_if_possible(root / "proc/self/maps").splitlines():
         fields = line.split(maxsplit=_PATH_FIELD)
         if len(fields) > _PATH_FIELD and Path(fields[_PATH_FIELD]).name.startswith(name):

@@ -1,7 +1,8 @@
 """Asks NVML through ctypes for the physical GPUs that `nvidia-smi` lists, their clock and power.
 
-CUDA shows a process the GPUs that its variables allow; NVML shows all. NVML and nvidia-smi count in
-PCI bus order (NVML API Reference, "nvmlDeviceGetHandleByIndex"; nvidia-smi manual).
+CUDA shows a process only the GPUs that its environment variables allow; NVML shows all GPUs. NVML
+and nvidia-smi number GPUs in PCI bus order (NVML API Reference, "nvmlDeviceGetHandleByIndex";
+nvidia-smi manual).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class PhysicalGpu:
 
     @property
     def place(self) -> str:
-        """The PCI address in a form that is comparable with CUDA's."""
+        """The PCI address in a form that can be compared with CUDA's."""
         return normalize_pci(self.pci)
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class _PciInfo(ctypes.Structure):
 
 
 class _FieldValue(ctypes.Structure):
-    """nvmlFieldValue_t; its union is declared as an unsigned int, the type of a power."""
+    """nvmlFieldValue_t; its union is declared as an unsigned int, the type of power values."""
 
     _fields_ = (
         ("field", ctypes.c_uint),
@@ -125,7 +126,7 @@ class CallError(Exception):
 
 
 def normalize_pci(text: str) -> str:
-    """Write `00000000:3B:00.0` (NVML) and `0000:3b:00.0` (CUDA) alike; keep other text."""
+    """Return `0:3b:0` for `00000000:3B:00.0` (NVML) and `0000:3b:00.0` (CUDA); keep other text."""
     match = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)\.[0-9a-fA-F]+", text)
     if match is None:
         return text
@@ -133,7 +134,7 @@ def normalize_pci(text: str) -> str:
 
 
 def read_nvml(library: str = LIBRARY) -> Nvml:
-    """Ask NVML for its GPUs; every failure is a state, not an exception."""
+    """Ask NVML for its GPUs; return a failure as a status instead of raising it."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError as error:
@@ -181,7 +182,7 @@ def _read_gpus(nvml: ctypes.CDLL) -> list[PhysicalGpu]:
 def _read_gpu(nvml: ctypes.CDLL, index: int, handle: ctypes.c_void_p) -> PhysicalGpu:
     mode, pending, pci = ctypes.c_uint(), ctypes.c_uint(), _PciInfo()
     major, minor = ctypes.c_int(), ctypes.c_int()
-    # GPUs without MIG refuse this call
+    # This call fails on GPUs without MIG.
     _try_call(nvml, "nvmlDeviceGetMigMode", handle, ctypes.byref(mode), ctypes.byref(pending))
     has_pci = _try_call(nvml, "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci))
     function = "nvmlDeviceGetCudaComputeCapability"
@@ -226,7 +227,7 @@ class Reading:
 
 
 class Gauge:
-    """Reads clock and power of one GPU; None if NVML, the GPU or the value is unavailable.
+    """Reads the clock and power of one GPU; None if NVML, the GPU or the value is unavailable.
 
     NVML stays initialised for the life of the process: a reading then takes microseconds.
     """
@@ -256,7 +257,7 @@ class Gauge:
         return clock.value if _try_call(nvml, "nvmlDeviceGetClockInfo", *arguments) else None
 
     def _read_power(self, nvml: ctypes.CDLL) -> float | None:
-        """Return the current power in watts; if unavailable, the mean over a second; else None."""
+        """Return the current power in watts, or else the mean over a second, or else None."""
         field = _FieldValue(field=_POWER_INSTANT)
         one = ctypes.c_int(1)
         known = _try_call(nvml, "nvmlDeviceGetFieldValues", self._handle, one, ctypes.byref(field))

@@ -1,4 +1,4 @@
-"""Finds a folder or file that Python imports instead of an installed package.
+"""Finds a module or package that Python imports instead of an installed package.
 
 `python -m` searches its working folder first, and then the folders in PYTHONPATH: a script called
 `torch.py` in one of them shadows torch.
@@ -21,12 +21,12 @@ class Shadow:
     name: str
     version: str  # installed version
     installed: str  # folder that contains the installed package
-    file: str  # the imported file or folder
-    place: str  # folder that contains it
+    file: str  # the imported file; of a package, its `__init__.py`
+    place: str  # folder that Python searches before `installed`
 
     @property
     def sentence(self) -> str:
-        """A sentence that says which file is imported instead of which package."""
+        """A sentence that names the imported file and the installed package."""
         return (
             f"`import {self.name}` loads {self.file}, which comes before {self.name} "
             f"{self.version} in {self.installed}"

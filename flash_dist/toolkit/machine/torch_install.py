@@ -57,8 +57,8 @@ class Torch:
     version: str = ""
     cuda: str = ""  # "13.0"; empty for a CPU build
     reason: str = ""
-    fix: str = ""  # the remedy, if another torch would not help
-    copies: tuple[TorchCopy, ...] = ()  # if there are several: in Python's search order
+    fix: str = ""  # the step that helps, if installing another torch would not
+    copies: tuple[TorchCopy, ...] = ()  # in Python's search order; () if there is only one
     step: str = ""  # step after which Python finds the next copy
 
     def advise(self, oldest: str = "") -> str:
@@ -81,7 +81,7 @@ class Torch:
 
 
 def read_torch() -> Torch:
-    """Find torch without importing it."""
+    """Find the installed torch without importing it."""
     version = ""
     try:
         distribution = importlib.metadata.distribution("torch")
@@ -108,7 +108,7 @@ def read_torch() -> Torch:
 
 
 def _find_copies() -> Iterator[TorchCopy]:
-    """Yield every torch in Python's search path, each once."""
+    """Yield every installed torch in Python's search path, each once."""
     known = set[Path]()
     for one in importlib.metadata.distributions(name="torch"):
         path = Path(str(one.locate_file("torch/version.py")))
@@ -125,7 +125,7 @@ def _find_copies() -> Iterator[TorchCopy]:
 def _again(version: str) -> str:
     """Return the step that reinstalls the same torch and changes nothing else."""
     local = version.partition("+")[2]
-    if not re.fullmatch(r"(?:cu[0-9]+|cpu)?", local):  # a vendor's or local build
+    if not re.fullmatch(r"(?:cu[0-9]+|cpu)?", local):  # a build by a vendor or user
         return f"install torch {version} again, from the same index"
     pin = f"=={version}" if version else ""
     index = f" --index-url {_INDEX}/{local}" if local else ""
@@ -134,7 +134,7 @@ def _again(version: str) -> str:
 
 
 def find_torch_libraries() -> Path | None:
-    """Return the folder of torch's libraries; finding a top-level package does not import it."""
+    """Return the folder of torch's libraries, without importing torch; None if there is none."""
     try:
         spec = find_spec("torch")
     except (ImportError, ValueError):
@@ -159,7 +159,7 @@ class TorchCode:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain data, without the single images."""
+        """Return the state as plain data, with the number of images instead of a list."""
         return {
             "libraries": [
                 {
@@ -198,7 +198,7 @@ def read_arch_list(library: Path) -> tuple[Arch, ...]:
 
 
 def _find_arch_lists(data: FileView) -> Iterator[list[str]]:
-    """Yield the words of each list of targets; two searches are faster than one pattern."""
+    """Yield the targets in each list. Two searches for a prefix are faster than one pattern."""
     for start in (b"\0sm_", b"\0compute_"):
         place = data.find(start)
         while place >= 0:

@@ -52,7 +52,7 @@ def describe_device(device: Device, name: str = "") -> str:
 
 
 def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[ArchSet, ...]:
-    """Return the arch sets that serve all of these GPUs in the best way, the smallest first.
+    """Return the arch sets that serve all of these GPUs best, the smallest first.
 
     A set that needs the JIT is left out if another set has SASS; see `order_of_sets`.
     """
@@ -70,7 +70,7 @@ def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[Ar
 def describe_covering(
     devices: Iterable[Device], covering: ArchSet | None, floor: Device = FLOOR
 ) -> str:
-    """Say which set `covering_set` found for these GPUs, and which of them no build serves."""
+    """Say which set `covering_set` found for these GPUs, and which of the GPUs no build serves."""
     devices = tuple(devices)
     able, distinct = _servable(devices, floor), sorted(set(devices))
     name = covering.name if covering else "none"
@@ -88,7 +88,7 @@ def arm_note(devices: Iterable[Device], machine: str, archsets: Iterable[ArchSet
     Args:
         devices: All requested GPUs.
         machine: The CPU, in the form of `uname -m`.
-        archsets: All published sets, of all machines.
+        archsets: All published sets, for all CPUs.
     """
     if machine == ARM:
         return ""
@@ -112,7 +112,7 @@ def _list(devices: Iterable[Device]) -> str:
 def covering_set(
     devices: Iterable[Device], archsets: Iterable[ArchSet], floor: Device = FLOOR
 ) -> ArchSet | None:
-    """Return the best arch set for these GPUs, apart from GPUs that no build can serve, or None."""
+    """Return the best arch set for the GPUs, or None. Ignore GPUs that no build can serve."""
     able = _servable(devices, floor)
     return next(iter(sets_for(able, archsets)), None) if able else None
 
@@ -120,15 +120,15 @@ def covering_set(
 def explain_refusal(
     verdict: DeviceVerdict, build: Build, *, name: str = "", others: Iterable[Device] = ()
 ) -> tuple[str, str]:
-    """Say why a GPU cannot use a build, and the step that helps.
+    """Return the reason why a GPU cannot use a build, and the step that helps (may be empty).
 
     `doctor` prints both and the operators raise them, so that users can search for the words.
 
     Args:
-        verdict: A false verdict.
+        verdict: The verdict on the GPU, which must be false.
         build: The judged build.
         name: Name of the GPU.
-        others: Other GPUs of the machine, which the arch set should serve, too.
+        others: Other GPUs of the machine, which a suggested arch set must serve, too.
     """
     situation = verdict.situation
     device, driver = situation.device, situation.driver
@@ -154,7 +154,7 @@ def explain_refusal(
 
 
 def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device]) -> Build:
-    """Return the build with only the arch sets that a driver loads, if one serves the GPUs."""
+    """Keep only the arch sets that serve the GPUs with this driver; if there are none, keep all."""
     if driver is None:
         return build
     able = _servable(devices, build.floor)
@@ -164,10 +164,10 @@ def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device])
 
 
 def name_driver(branch: int | None, devices: Iterable[Device] = ()) -> str:
-    """Name the first suitable driver: `NVIDIA driver 580 or newer`.
+    """Name the oldest suitable driver: `NVIDIA driver 580 or newer`.
 
     Args:
-        branch: The first suitable branch; None if no known branch is suitable.
+        branch: The oldest suitable branch; None if no known branch is suitable.
         devices: All GPUs of the machine; newer drivers may not support some of them.
     """
     if branch is None:
@@ -190,7 +190,8 @@ def unsupported_sentence(
 ) -> str:
     """Say in one sentence that a build has no code for a GPU, and name an arch set that has code.
 
-    The sentence names the set of `unsupported_fix`, which serves the other GPUs too.
+    The set is the one in `unsupported_fix`; it also serves `others`. If `partly`, the build has
+    code for only some kernels.
     """
     gpu = describe_device(device, name)
     contents = describe_archs(build.archs).replace("; ", " and ")
@@ -206,7 +207,7 @@ def unsupported_sentence(
 
 
 def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
-    """Return the step that serves these GPUs: one arch set for all, or a custom list."""
+    """Return the step that serves these GPUs: install an arch set, or build a list of targets."""
     devices = _servable(devices, build.floor)
     serving = sets_for(devices, build.archsets)
     if serving:
@@ -249,12 +250,14 @@ def pip_install(archset: ArchSet, release: str, project: str = NAME, index: str 
 
 
 def sources(release: str, project: str = NAME) -> str:
-    """Return the file name of a release's sources."""
+    """Return the file name of a release's source distribution."""
     return f"{project}-{release}.tar.gz"
 
 
 def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> str:
-    """Return the step of `unsupported_fix` with a set that the driver loads, or a newer driver.
+    """Return the step of `unsupported_fix`, with a set that the driver loads.
+
+    If no such set serves the GPUs, the step names a newer driver, too.
 
     Args:
         devices: GPUs without code in the build, or without the best code.
@@ -292,7 +295,7 @@ def torch_fix(oldest: str = "") -> str:
 
 
 def jit_fix(devices: Iterable[Device], build: Build, driver: Driver | None = None) -> str:
-    """Return the steps for a missing JIT compiler of the driver: install it, or avoid it."""
+    """Return the step for a driver without its JIT compiler: install it, or a build with SASS."""
     step = (
         "install the whole driver, in a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     )
@@ -320,7 +323,7 @@ def driver_fix(
     Args:
         build: The build that the driver does not load.
         driver: The present driver, if known.
-        devices: The GPUs, which another set must all serve.
+        devices: The GPUs; another set must serve all of them.
         jit: Variables that change what the driver does with embedded code.
     """
     every = tuple(devices)
@@ -344,7 +347,10 @@ def driver_fix(
 
 
 def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[Situation]:
-    """Return the situations in which a build serves GPUs with any driver; if none, ignore `jit`."""
+    """Return a situation without a driver for each GPU that the build can serve.
+
+    If `jit` rules out all GPUs, it is ignored.
+    """
     for policy in (jit, ALLOWED):
         alone = [Situation(device, jit=policy) for device in devices]
         able = [one for one in alone if judge_device(build, one)]
@@ -354,7 +360,7 @@ def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[
 
 
 def _older_driver(needed: int | None, devices: Iterable[Device], build: Build) -> str:
-    """Name the set that needs the oldest driver; empty unless the build needs a newer one."""
+    """Name the set that needs the oldest driver; empty if `needed` is not newer than that."""
     every = tuple(devices)
     able = _servable(every, build.floor)
     asked = [(first_branch_of_set(one, able), one) for one in build.archsets]
@@ -367,7 +373,7 @@ def _older_driver(needed: int | None, devices: Iterable[Device], build: Build) -
 
 
 def describe_how(verdict: DeviceVerdict) -> str:
-    """Say how the code gets to this GPU: `code of the same major (sm_80)`."""
+    """Say what kind of code this GPU runs: `code of the same major (sm_80)`."""
     ways: dict[str, set[str]] = {}
     for kernel in verdict.kernels:
         if kernel.variant:

@@ -77,12 +77,12 @@ class Arch:
 
     @property
     def device(self) -> Device:
-        """The GPU this code is named after."""
+        """The compute capability in the name of the target."""
         return Device(self.major, self.minor)
 
     @property
     def smem_optin(self) -> int:
-        """Bytes of shared memory per block (opt-in) on the GPU this code is named after."""
+        """Maximum bytes of shared memory per block (opt-in) on the GPU in the target's name."""
         return self.device.smem_optin
 
 
@@ -91,8 +91,8 @@ def _compiled_by(toolkit: str) -> tuple[Arch, ...]:
     return tuple(Arch(*chip.version, suffix) for chip in CHIPS for suffix in chip.suffixes(version))
 
 
-# SASS targets of each toolkit (`nvcc --list-gpu-code`; suffixes: `nvcc --help`). Each also exists
-# as PTX.
+# SASS targets of each toolkit (`nvcc --list-gpu-code`; suffixes: `nvcc --help`). Each toolkit has
+# the same targets for PTX.
 TOOLKIT_ARCHS: dict[str, tuple[Arch, ...]] = {
     toolkit: _compiled_by(toolkit)
     for toolkit in ("12.0", "12.8", "12.9", "13.0", "13.1", "13.2", "13.4", "13.5")
@@ -102,7 +102,7 @@ KNOWN_ARCHS: tuple[Arch, ...] = tuple(
     sorted({Arch(3, 5), Arch(3, 7), *(arch for archs in TOOLKIT_ARCHS.values() for arch in archs)})
 )
 
-# The names that TORCH_CUDA_ARCH_LIST may hold, with PyTorch's meaning (torch.utils.cpp_extension).
+# The names allowed in TORCH_CUDA_ARCH_LIST, with PyTorch's meaning (torch.utils.cpp_extension).
 NAMED_LISTS: dict[str, str] = {
     "Kepler+Tesla": "3.7",
     "Kepler": "3.5+PTX",
@@ -130,17 +130,18 @@ class ArchSet:
     name: str
     label: str  # goes into the wheel's version: X+cu130.<label>
     archs: tuple[Arch, ...]  # oldest first, SASS before PTX of the same number
-    who: str = ""
+    who: str = ""  # GPUs or drivers that the set is for, in words
     toolkit: str = DEFAULT_TOOLKIT
     machine: str = field(default=DEFAULT_MACHINE, kw_only=True)  # in the form of `uname -m`
-    budget_bytes: int | None = field(default=None, kw_only=True)
+    budget_bytes: int | None = field(default=None, kw_only=True)  # maximum bytes of the wheel
     wheel_bytes: int | None = field(default=None, kw_only=True)  # bytes of the last built wheel
 
     @classmethod
     def parse(cls, text: str, *, name: str = "custom", label: str | None = None) -> ArchSet:
-        """Read a TORCH_CUDA_ARCH_LIST: blanks or semicolons, any order, `+PTX`, named lists.
+        """Read a TORCH_CUDA_ARCH_LIST: targets or names such as `Ampere`, in any order.
 
-        `8.9+PTX` is SASS and PTX of 8.9. A single target such as `compute_89` means only itself.
+        Blanks or semicolons separate them. `8.9+PTX` means SASS and PTX for 8.9, `compute_89` means
+        only PTX.
 
         Args:
             text: The list.
@@ -178,7 +179,7 @@ class ArchSet:
         return tuple(arch.gencode for arch in self.archs)
 
     def to_json(self) -> dict[str, str]:
-        """Return the set as plain data, as the build manifest holds it."""
+        """Return the set as plain data, as in the build manifest."""
         return {
             "name": self.name,
             "label": self.label,
@@ -225,11 +226,11 @@ def own_targets(archsets: Iterable[ArchSet]) -> tuple[Arch, ...]:
 
 
 def describe_plain(archset: ArchSet, own: Iterable[Arch]) -> str:
-    """Say which plain targets of a set lack the kernels for a target with suffix; empty if none.
+    """Say which targets of a set, such as `sm_90`, lack kernels that need a suffix; empty if none.
 
     Args:
         archset: The set to build.
-        own: Targets with a suffix, each with kernels for this target only.
+        own: Targets with a suffix, such as `sm_90a`, that have kernels of their own.
     """
     plain = [
         (replace(one, suffix=""), one)
@@ -246,6 +247,9 @@ def unsupported(archset: ArchSet, toolkit: str) -> tuple[Arch, ...]:
     """Return the targets of a set that this toolkit cannot compile.
 
     A toolkit that is not in the table counts as the newest known toolkit before it.
+
+    Raises:
+        ArchError: The toolkit is older than all toolkits in the table.
     """
     version = parse_version(toolkit)
     known = [name for name in TOOLKIT_ARCHS if parse_version(name) <= version]
@@ -258,10 +262,11 @@ def unsupported(archset: ArchSet, toolkit: str) -> tuple[Arch, ...]:
 
 
 def require_supported(archset: ArchSet, toolkit: str, *, skip_unsupported: bool = False) -> ArchSet:
-    """Return the set, without the targets that the toolkit cannot compile if told to skip these.
+    """Return the set; if `skip_unsupported`, without targets that the toolkit cannot compile.
 
     Raises:
-        ArchError: There are such targets and they are not to be skipped, or no target is left.
+        ArchError: The toolkit cannot compile a target and `skip_unsupported` is false, or it cannot
+            compile any target.
     """
     refused = unsupported(archset, toolkit)
     if not refused:

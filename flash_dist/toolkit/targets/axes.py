@@ -1,7 +1,8 @@
 """Axes that tell the kernels of one role apart, such as a dtype, a size and a tile.
 
-A package declares its axes once, in `product.json`. Names of kernels, records, reports, verdicts
-and the dispatcher all follow from them. The rule of an axis says how a call finds its kernel:
+A package declares its axes once, in `product.json`. The names of kernels, the records, reports and
+verdicts, and the dispatcher are all derived from them. The rule of an axis says how a call finds
+its kernel:
 
     equal   a word, such as a dtype: kernel and call have the same word
     holds   a number, such as a head_dim: the smallest compiled one that is not below the call's
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Rule = Literal["equal", "holds", "fits", "last"]
 Value = str | int
 RULES: Final[tuple[str, ...]] = get_args(Rule)
-MOST: Final = 8
+MOST: Final = 8  # maximum number of axes
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _WORD: Final = re.compile(r"[a-z]+[0-9]+")  # letters, then digits, so that symbols can be parsed
@@ -47,7 +48,7 @@ class KernelKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The values of a variant's axes, which with its target identify the variant in its family."""
+    """The values of a variant's axes. With its target, they identify the variant in its family."""
 
     words: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -85,12 +86,16 @@ class Word:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis. Symbols omit a number that its `default` axis has too, and 0 of a `fits` axis."""
+    """One axis of a package.
+
+    Symbols omit the number of an axis if its `default` axis has the same number, or if the rule is
+    `fits` and the number is 0.
+    """
 
     name: str
     rule: Rule
-    symbol: str = "{}"
-    default: str = ""
+    symbol: str = "{}"  # how symbols spell a number, such as "d{}"
+    default: str = ""  # the axis whose value is used if this axis has none; empty: no axis
     words: tuple[Word, ...] = ()
     # Pairs, ascending: a number, and the first compute capability with room for kernels of at least
     # this number.
@@ -128,7 +133,7 @@ class Axis:
         return {"name": self.name, "rule": self.rule, **given}
 
     def floor_of(self, number: int) -> Device:
-        """Return the first compute capability with room for a number of this axis; 0.0: any."""
+        """Return the first compute capability with room for a number of this axis, or ANY_GPU."""
         return next((floor for least, floor in reversed(self.floors) if number >= least), ANY_GPU)
 
 
@@ -239,8 +244,8 @@ class Axes:
     def place(self, values: Mapping[str, Any]) -> Place:
         """Read the values of the axes from a mapping by axis name.
 
-        An absent value is that of the axis `default`, or 0 for the rule `fits`. If all values are
-        absent, return NOWHERE: the kernel has no axes.
+        An absent value is copied from the axis that `default` names, or is 0 for the rule `fits`.
+        If all values are absent, return NOWHERE: the kernel has no axes.
 
         Raises:
             KeyError: An axis without a default has no value.
@@ -271,7 +276,7 @@ class Axes:
         return KernelKey(str(data["role"]), place.words, place.sizes)
 
     def rank(self, key: KernelKey) -> tuple[bool, str, list[int]]:
-        """Return a sort key of kernels: the package's main role first, words in declared order."""
+        """Return a sort key for kernels: the package's main role first, words in declared order."""
         known = list(self.words)
         order = [known.index(word) if word in known else len(known) for word in key.words]
         return key.role != PRODUCT.main_role, key.role, order
@@ -288,7 +293,7 @@ class Axes:
         return "".join(axis.symbol.format(told[axis.name]) for axis in axes)
 
     def read_symbol(self, symbol: str, prefix: str) -> tuple[str, Place] | None:
-        """Read family and values of `PREFIX_fwd_bf16_d64_smem64_sm90a`; None for other forms."""
+        """Return family and values of `PREFIX_fwd_bf16_d64_smem64_sm90a`; None for other forms."""
         found = re.fullmatch(re.escape(prefix) + self._pattern, symbol)
         if found is None:
             return None
@@ -310,11 +315,11 @@ class Axes:
         return rf"(?P<family>\w+){words}{between}{sizes}{plan}_(?:sm|compute)[0-9]+[af]?"
 
     def role_of(self, family: str) -> str:
-        """Return a family's role: `fwd` of `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
+        """Return a family's role: `fwd` for `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
 
-        The generator requires that the name of a family for some targets ends with these targets.
-        The name of the axis with the rule `last` comes before them, if the kernels have this axis.
-        Any other family is the general family of its role.
+        The generator requires that the name of a family for some targets ends with a suffix such as
+        `_sm90`. If its kernels have the axis with the rule `last`, the axis name comes before the
+        suffix. Any other family is the general family of its role.
         """
         return self._for_target.sub("", family)
 
@@ -329,7 +334,7 @@ class Axes:
 
 
 def is_plain(key: KernelKey) -> bool:
-    """Tell if a kernel is from a plain file, whose name is its role; dispatchers ignore it."""
+    """Tell if a kernel is from a plain file. Its role is the file name; dispatchers ignore it."""
     return not (key.words or key.sizes)
 
 
@@ -349,8 +354,8 @@ def smallest_size(
 ) -> tuple[int, ...] | None:
     """Return the smallest compiled sizes that hold the sizes of a call; None if none do.
 
-    Return the sizes with the least sum and, among equals, with the least last size: a call with 160
-    and 128 uses 192/128 and not 160/160.
+    The sizes with the smallest sum are chosen and, if sums are equal, with the smallest last size:
+    a call with 160 and 128 uses 192/128 and not 160/160.
     """
     holding = (one for one in sizes if all(a >= b for a, b in zip(one, asked, strict=True)))
     return min(holding, key=lambda one: (sum(one), one[::-1]), default=None)

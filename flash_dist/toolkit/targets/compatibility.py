@@ -66,8 +66,8 @@ class RunVerdict:
 def order_of_sets(hows: Iterable[str]) -> tuple[int, int, int]:
     """Return the sort key of an arch set, from how the set serves each GPU. The lowest is best.
 
-    The best set serves most GPUs; then most with SASS; then most with native code. Of several sets
-    with the best key, callers take the smallest.
+    The best set serves the most GPUs; then the most GPUs with SASS; then the most with native code.
+    Of several sets with the best key, callers choose the smallest.
     """
     hows = tuple(hows)
     served = sum(how in _MACHINE_CODE or how == "jit" for how in hows)
@@ -94,7 +94,7 @@ DISABLE_JIT = ("CUDA_DISABLE_PTX_JIT", "CUDA_DISABLE_JIT")
 
 @dataclass(frozen=True)
 class JitPolicy:
-    """Settings that keep the driver from using embedded code; by default none."""
+    """Settings that keep the driver from using embedded code. By default there are none."""
 
     forced: str = ""  # the variable that makes the driver ignore SASS
     disabled: str = ""  # the variable that forbids compiling PTX
@@ -120,7 +120,7 @@ def jit_policy(environ: Mapping[str, str]) -> JitPolicy:
 
 
 def _find_switch(environ: Mapping[str, str], names: Iterable[str]) -> str:
-    """Return the name by which a switch is on; empty if it is off."""
+    """Return the name of the variable that turns a switch on; empty if it is off."""
     name = next((name for name in names if environ.get(name)), "")
     return name if is_set(environ, name) else ""
 
@@ -135,8 +135,8 @@ def judge(
 ) -> RunVerdict:
     """Judge whether a driver would run code for a target on a device.
 
-    The rules apply in the order in which a user could act on them: the GPU and whether the driver
-    supports it, variables, what the driver loads.
+    The first rule that is not met gives the verdict. The rules are, in order: the target fits the
+    GPU, the driver supports the GPU, `jit` allows the code, the driver loads the image.
 
     Args:
         arch: The target.
@@ -167,9 +167,9 @@ def _judge(
 def choose_arch(
     archs: tuple[Arch, ...], device: Device, driver: Driver | None = None
 ) -> tuple[Arch, RunVerdict] | None:
-    """Return the target that serves the device best, and its verdict; None if none might run.
+    """Return the target that serves the device best, and its verdict; None if all are `no`.
 
-    Among equally good targets the closest to the device wins: highest number, then `a`, `f`, none.
+    Of equally good targets, it is the one with the highest number, then with suffix `a`, then `f`.
     """
     judged = [(arch, judge(arch, device, driver)) for arch in archs]
     able = [(arch, verdict) for arch, verdict in judged if verdict.how != "no"]
@@ -296,7 +296,7 @@ def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:
 
 
 def _name_ptx(origin: Origin) -> tuple[str, Version | None]:
-    """Return the name of the image's PTX version, and the first CUDA for it, None if unknown."""
+    """Return the name of the image's PTX version, and its first CUDA version (None: unknown)."""
     toolkit = parse_version(origin.toolkit) if origin.toolkit is not None else (0, 0)
     if origin.ptx_isa is None and toolkit > NEWEST_CUDA:
         return f"PTX of CUDA {origin.toolkit}", toolkit

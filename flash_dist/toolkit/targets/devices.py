@@ -2,7 +2,7 @@
 
 Sources: CUDA toolkit release notes, table of toolkit and driver versions; CUDA Compatibility guide,
 "Minor Version Compatibility" (first driver per major); PTX ISA guide, "Release Notes" (first
-toolkit per PTX ISA); nvcc documentation of `--compress-mode` (zstd needs a 12.4 driver).
+toolkit per PTX ISA); nvcc documentation of `--compress-mode` (zstd needs driver 550).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PTX_ISA_CUDA: dict[Version, Version] = {
     (9, 5): (13, 5),
 }  # fmt: skip
 
-ZSTD_CUDA: Version = (12, 4)  # the first whose driver unpacks zstd images: 550
+ZSTD_CUDA: Version = (12, 4)  # the first whose driver, 550, unpacks zstd images
 CONCAT_CUDA: Version = (13, 4)  # the first whose `fatbinary --concat` packs cubins into one stream
 NEWEST_CUDA: Version = max(DRIVER_CUDA.values())
 
@@ -117,8 +117,8 @@ class Device:
     def smem_optin(self) -> int:
         """Bytes of shared memory that a block may use (opt-in).
 
-        An unknown GPU has the least value of its major. A GPU of an unknown major has the least
-        value of known GPUs from 8.0 on.
+        An unknown GPU gets the smallest value of its major. If the major is unknown, too, it gets
+        the smallest value of the known GPUs from 8.0 up to its own compute capability.
         """
         known = SMEM_OPTIN_KIB.get(self.version)
         if known is None:
@@ -143,7 +143,8 @@ KNOWN_DEVICES: tuple[Device, ...] = tuple(Device(*version) for version in sorted
 class Driver:
     """An NVIDIA driver: the newest CUDA version that it supports and, if known, its release.
 
-    The CUDA version decides; a forward-compatibility package raises it above the release's own.
+    Verdicts use the CUDA version, because a forward-compatibility package may raise it above the
+    version that belongs to the release.
     """
 
     cuda: Version
@@ -208,7 +209,7 @@ def driver_cuda(branch: int) -> Version:
 
 
 def first_driver(cuda: Version) -> int | None:
-    """Return the first driver branch that supports this CUDA version, None if unknown."""
+    """Return the first driver branch that supports this CUDA version; None if unknown."""
     return next((branch for branch, has in sorted(DRIVER_CUDA.items()) if has >= cuda), None)
 
 
@@ -235,7 +236,7 @@ def toolkit_ptx_isa(toolkit: str) -> Version:
 
 
 def ptx_isa_cuda(isa: Version) -> Version | None:
-    """Return the first CUDA version that assembles this PTX ISA, None if unknown."""
+    """Return the first CUDA version that assembles this PTX ISA; None if unknown."""
     return next((cuda for known, cuda in sorted(PTX_ISA_CUDA.items()) if known >= isa), None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# The x of each release's glibc 2.x, oldest release first.
+# The glibc version of each release: 28 for glibc 2.28. Oldest release first.
 RELEASES: Final = {
     "Debian": {"10": 28, "11": 31, "12": 36, "13": 41},
     "Ubuntu": {"18.04": 27, "20.04": 31, "22.04": 35, "24.04": 39, "25.04": 41},

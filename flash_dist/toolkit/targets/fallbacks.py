@@ -1,4 +1,4 @@
-"""Fallbacks: kernels for calls that others do not support, as stated in a build's manifest."""
+"""Fallbacks: kernels for calls that other kernels do not support, as stated in a manifest."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 class Fallbacks:
     """Fallback roles, and families that leave calls to the general family of their role.
 
-    The table of kernels states the fallbacks. The generator writes them for C++ and the manifest.
+    The table of kernels states them. The generator copies them to the C++ code and the manifest.
     """
 
-    # By role: the roles whose kernels serve the calls that its own kernels do not support.
+    # By role: other roles, whose kernels serve the calls that the kernels of this role do not
+    # support.
     stand_ins: Mapping[str, tuple[str, ...]] = field(hash=False)
     # Families that leave calls of at most half of their first size to the general family.
     leaves_half_filled: frozenset[str]

@@ -1,8 +1,8 @@
 """Address of the package index with the releases, from product.json, for printed commands.
 
 A project without a public index has a placeholder: example.org serves nothing, because RFC 2606
-reserves it for documentation. Every text with a placeholder says so. The docs and pyproject.toml
-hold the same address, and a test reports any other.
+reserves it for documentation. Every text with a placeholder says that it is one. The docs and
+pyproject.toml contain the same address; a test reports any other address.
 """
 
 from __future__ import annotations

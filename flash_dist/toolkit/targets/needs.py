@@ -27,8 +27,8 @@ def driver_of(branch: int) -> Driver:
 def first_branch(serves: Callable[[Driver], bool]) -> int | None:
     """Return the oldest driver branch for which `serves` is true; None if there is none.
 
-    This is a binary search: newer drivers serve everything that older ones do, because they drop
-    only GPUs that no build is for.
+    NOTE: this is a binary search. Newer drivers serve everything that older drivers serve, because
+    they drop support only for GPUs without builds.
     """
     place = bisect_left(BRANCHES, x=True, key=lambda branch: serves(driver_of(branch)))
     return BRANCHES[place] if place < len(BRANCHES) else None
@@ -37,7 +37,7 @@ def first_branch(serves: Callable[[Driver], bool]) -> int | None:
 def serve(
     archset: ArchSet, devices: Iterable[Device], driver: Driver | None = None
 ) -> list[str] | None:
-    """Return how a set serves each GPU; None unless it is guaranteed to serve every GPU."""
+    """Return the best `how` for each GPU; None unless the set is guaranteed to serve every GPU."""
     origin = Origin(archset.toolkit, None, toolkit_compression(archset.toolkit))
     hows: list[str] = []
     for device in devices:
@@ -50,12 +50,12 @@ def serve(
 
 
 def first_branch_of_set(archset: ArchSet, devices: Sequence[Device]) -> int | None:
-    """Return the oldest driver branch with which a set serves all of these GPUs; None: none."""
+    """Return the oldest driver branch with which a set serves all of these GPUs, or None."""
     return first_branch(lambda driver: serve(archset, devices, driver) is not None)
 
 
 def first_branch_of_build(build: Build, able: Iterable[Situation]) -> int | None:
-    """Return the oldest driver branch with which a build serves all of `able`; None: none."""
+    """Return the oldest driver branch with which a build serves all of `able`, or None."""
     able = tuple(able)
     return first_branch(
         lambda driver: all(judge_device(build, replace(one, driver=driver)) for one in able)
@@ -79,7 +79,7 @@ def choose_target(
     Args:
         device: The GPU.
         toolkit: CUDA version of the compiler.
-        own: Targets with a suffix that have kernels.
+        own: Targets with a suffix that have kernels of their own.
         floor: The oldest GPU with kernels.
     """
     if device < floor:
@@ -90,7 +90,7 @@ def choose_target(
 
 @cache
 def _list_compiled(toolkit: str, own: tuple[Arch, ...]) -> tuple[Arch, ...]:
-    """Return the SASS and PTX targets that a toolkit compiles; of those with suffix only `own`."""
+    """Return the targets that a toolkit compiles: plain SASS and PTX, and those in `own`."""
     plain = {arch for archs in TOOLKIT_ARCHS.values() for arch in archs if not arch.suffix}
     every = sorted({*own, *plain} | {replace(arch, ptx=True) for arch in plain})
     refused = unsupported(ArchSet("every", "every", tuple(every)), toolkit)
@@ -104,7 +104,7 @@ def list_targets(
 
     Args:
         devices: The GPUs.
-        own: Targets with a suffix that have kernels.
+        own: Targets with a suffix that have kernels of their own.
         floor: The oldest GPU with kernels.
     """
     found = {choose_target(device, DEFAULT_TOOLKIT, own, floor) for device in devices}

@@ -1,6 +1,6 @@
 """Finds GPUs by common names: `RTX 3090`, `h200`, `sm_86`, and the names that drivers report.
 
-Source: NVIDIA's "CUDA GPU Compute Capability" pages, including that of legacy GPUs.
+Source: NVIDIA's "CUDA GPU Compute Capability" pages, including the page of legacy GPUs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _GLUED: Final = re.compile(
     r"^(?:nvidia|geforce|tesla)|(?:super|ti|laptop|mobile|maxq|sxm\d?|pcie)+$"
 )
 
-# Patterns of product names by compute capability: without the words of _NOISE, without blanks. A
-# product matches one row only.
+# Patterns of product names, without the words of _NOISE and without blanks, by compute capability.
+# A product matches only one pattern.
 _PRODUCTS: Final[dict[str, str]] = {
     "3.5": r"k40[cmt]?|k20x?c?m?",
     "3.7": r"k80",
@@ -68,10 +68,10 @@ _TARGET: Final = re.compile(
 
 
 def find_device(text: str) -> Device:
-    """Return the GPU of a name: `8.6`, `sm_86`, `86`, `RTX 3090`, `NVIDIA H100 80GB HBM3`.
+    """Return the GPU for a name: `8.6`, `sm_86`, `86`, `RTX 3090`, `NVIDIA H100 80GB HBM3`.
 
     Raises:
-        ArchError: No GPU or several GPUs have this name.
+        ArchError: No GPU has this name, or GPUs of different compute capabilities have it.
     """
     name = text.strip().lower()
     found = _read_number(name) or _find_product(name)

@@ -52,7 +52,7 @@ HOW_ORDER: tuple[KernelHow, ...] = (
     "not-on-this-hardware", "native", "family", "same-major", "jit", "unverified", "none",
 )  # fmt: skip
 
-# By word of an axis, such as a dtype: the first compute capability with its instructions.
+# First compute capability with the instructions for a word of an axis, such as a dtype.
 FLOORS: Final = {name: word.floor for name, word in AXES.words.items()}
 OLDEST: Final = Device.parse(PRODUCT.oldest_gpu) if PRODUCT.oldest_gpu else ANY_GPU
 FLOOR: Final = max(OLDEST, min(FLOORS.values(), default=OLDEST))
@@ -85,7 +85,7 @@ class Variant:
     comes_last: bool = False  # tried after variants of other families
 
     @classmethod
-    def of(  # noqa: PLR0913 - what is known of it
+    def of(  # noqa: PLR0913 - all that is known of it
         cls,
         symbol: str,
         family: str,
@@ -126,7 +126,7 @@ class Build:
     index: str = PRODUCT.index  # address of the package index with the releases
 
     def __hash__(self) -> int:
-        """Hash few fields: a build is a cache key, and has a thousand variants."""
+        """Hash only two values: a build is a cache key, and may have a thousand variants."""
         return hash((self.name, len(self.variants)))
 
     @property
@@ -176,10 +176,10 @@ class Build:
         return self.told_fallbacks or Fallbacks.infer({v.family: v.key.role for v in self.variants})
 
     def keys_for(self, device: Device) -> tuple[KernelKey, ...]:
-        """Return the keys of all kernels that a GPU may expect.
+        """Return the keys of all kernels that a GPU should be able to run.
 
-        Sizes do not count if only families for other targets have them: for calls of these sizes
-        the general family uses its own sizes.
+        Sizes that only families for other targets have are left out: for calls of these sizes, the
+        general family uses its own sizes.
         """
         expected = {v.key for v in self.variants if not v.is_specific}
         theirs = {v.key for v in self.variants if v.is_specific and judge(v.arch, device)}
@@ -210,7 +210,7 @@ class Situation:
         *,
         smem_optin: int | None = None,
     ) -> Situation:
-        """Return the situation of a GPU under variables that limit its shared memory or driver."""
+        """Return the situation of a GPU, with the memory limit and JIT policy from `environ`."""
         limit = smem_optin or device.smem_optin
         lowered = min(limit, read_smem_limit(environ.get(SMEM_VARIABLE, "")) or limit)
         return cls(device, driver, lowered, jit_policy(environ), lowered < limit)
@@ -302,9 +302,9 @@ def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
 def variants_meant(key: KernelKey, build: Build) -> list[Variant]:
     """Return the variants that the dispatcher tries for a kernel (native/dispatch.cpp, is_meant).
 
-    These variants have the smallest sizes of each family that hold the sizes of the call. Some
-    families leave calls that would fill at most half of the first of these sizes to the general
-    family.
+    Of each family, these are the variants with the smallest sizes that hold the sizes of the call.
+    Some families leave a call to the general family if it would fill at most half of their first
+    size.
     """
     families: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in build.variants:
@@ -338,7 +338,7 @@ def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVe
         device = situation.device
         if reason := _lacks_room(key, build.axes, device):
             return KernelVerdict(key, "not-on-this-hardware", reason)
-        # If the driver refuses a variant that the GPU itself could run, report that reason.
+        # If the driver refuses a variant that the GPU itself could run, report the refusal.
         able = (no.reason for one, no in judged if judge(one.arch, device, None, one.origin))
         return KernelVerdict(key, "none", next(able, verdict.reason), refused=refused)
     return KernelVerdict(key, verdict.how, verdict.reason, best, refused)

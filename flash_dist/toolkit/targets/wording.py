@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_MOST_DIGITS = 18  # fits in 64 bits, far below the digits that int() rejects
+_MOST_DIGITS = 18  # the number fits in 64 bits; int() rejects texts of thousands of digits
 
 
 def read_whole(text: str, *, least: int = 0) -> int | None:
-    """Return the whole number that a text writes in the digits 0 to 9.
+    """Return the whole number that a text contains, in the digits 0 to 9.
 
     Args:
         text: The text.

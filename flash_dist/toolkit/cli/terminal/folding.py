@@ -17,7 +17,7 @@ _CODE: Final = re.compile(r"`[^`\n]+`")
 _WHOLE: Final = re.compile(r"\(more: `[^`\n]+`\)|`[^`\n]+`")
 _FIX: Final = re.compile(r" *(fix:|hint:)")
 _NO_BREAK: Final = "\0"  # replaces a command's spaces during wrapping
-NARROWEST: Final = 40
+NARROWEST: Final = 40  # minimum width of wrapped text
 
 
 def fold(text: str, width: int | None, *, indent: int = 0, hang: int = 2) -> list[str]:
@@ -50,7 +50,7 @@ def width_of(console: Console) -> int | None:
 
 
 def paint(line: str, *, fix: bool = False) -> Text:
-    """Return a line to print. With `fix`, its label is bold and its commands are coloured."""
+    """Return a line to print. If `fix`, `fix:` or `hint:` is bold and commands are coloured."""
     text = Text(printable(line))
     if fix:
         word = _FIX.match(text.plain)
@@ -61,7 +61,7 @@ def paint(line: str, *, fix: bool = False) -> Text:
 
 
 def print_line(console: Console, text: str, *, hang: int = 2) -> None:
-    """Print a sentence, wrapped; one that starts with `fix:` or `hint:` is coloured."""
+    """Print a sentence, wrapped on a terminal, and coloured if it starts with `fix:` or `hint:`."""
     fix = _FIX.match(text) is not None
     for line in fold(printable(text), width_of(console), hang=hang):
         console.print(paint(line, fix=fix), soft_wrap=True)

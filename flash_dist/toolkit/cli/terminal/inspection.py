@@ -101,7 +101,7 @@ def print_inspection(
 
 
 def first_rows(rows: Sequence[_Row], *, whole: bool) -> Sequence[_Row]:
-    """Return as many rows as a table shows; `say_rest` counts the omitted rows."""
+    """Return the rows that a table shows; `say_rest` prints the number of omitted rows."""
     return rows if whole else rows[:ROWS]
 
 
@@ -184,7 +184,7 @@ def show_name(name: str) -> str:
 
 
 def print_coverage(console: Console, coverage: Coverage, *, whole: bool) -> None:
-    """Print verdict counts by target, then the kernels that are stubs or missing somewhere."""
+    """Print verdict counts by target, then the kernels that are not real for every target."""
     found = {verdict for counts in coverage.counts.values() for verdict in counts}
     verdicts = sorted(found, key=lambda verdict: (verdict != REAL, verdict))
     table = make_table("target", *verdicts)
@@ -269,7 +269,7 @@ def _delta(before: int, after: int) -> str:
 def print_changes(
     console: Console, changes: Sequence[Change], noun: str, *columns: str, whole: bool
 ) -> None:
-    """Print a table of kernels and their changes, as many as a table shows."""
+    """Print a table of kernels and their changes, at most ROWS unless `whole`."""
     if not changes:
         return
     table = make_table("kernel", "target", *columns)

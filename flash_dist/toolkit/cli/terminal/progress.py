@@ -53,7 +53,7 @@ def working(
 
     Args:
         what: The step.
-        elsewhere: Reports progress if there is no terminal.
+        elsewhere: Function that reports progress if there is no terminal.
     """
     if not is_terminal(sys.stderr):
         yield elsewhere
@@ -83,9 +83,9 @@ def testing(
     silent: bool,
     every: float | None = None,  # noqa: PT028 - no test
 ) -> Callable[[str], AbstractContextManager[Callable[[str], None]]]:
-    """Return a form of `working` for selftests. If silent, it prints nothing.
+    """Return a version of `working` for selftests. If `silent`, it prints nothing.
 
-    Otherwise, without a terminal, it prints lines as `Seldom` does.
+    If not `silent`, but without a terminal, it prints lines as `Seldom` does.
     """
     if silent:
         return lambda _: nullcontext(_ignore)
@@ -94,7 +94,7 @@ def testing(
 
 @contextmanager
 def downloading() -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function that draws a bar; its arguments are the bytes so far and in total."""
+    """Yield a function that draws a bar. It takes the bytes so far, and the total or None."""
     if not is_terminal(sys.stderr):
         yield lambda _done, _total: None
         return

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from ...findings.result import CheckResult, Status
 
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
-MANY_ROWS = 1000
-_GAP = 3
+MANY_ROWS = 1000  # a table with more rows is printed row by row
+_GAP = 3  # blanks between two columns
 _NAME_COLUMN = 8
 _TEXT_COLUMN = 20
 _PIPE_WIDTH = 10_000  # no cutting or wrapping in a pipe
-_WORDS = {"target", "code", "codec", "proof"}  # columns of words; all other columns hold numbers
+_WORDS = {"target", "code", "codec", "proof"}  # left-aligned, like the first column
 
 
 class _Console(Console):
-    """A console that leaves a closed pipe to `main`; rich's console would exit with status 1."""
+    """Console that raises BrokenPipeError, for `main`; rich's own would exit with status 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

@@ -28,7 +28,7 @@ class Terminated(BaseException):
 def raising_signals() -> AbstractContextManager[None]:
     """Turn SIGTERM and SIGHUP into an exception, so that every `with` in the block cleans up.
 
-    Signals that are ignored (nohup) or handled already stay unchanged.
+    A signal that is ignored (nohup) or already has a handler is left unchanged.
     """
     return _exchanging(signal.SIG_DFL, _raise)
 
@@ -36,7 +36,7 @@ def raising_signals() -> AbstractContextManager[None]:
 def ending_at_once() -> AbstractContextManager[None]:
     """Let SIGTERM and SIGHUP end the process at once, as by default, within `raising_signals`.
 
-    Use it for waits in compiled code, which delay an exception until they are over.
+    Use it around waits in compiled code, which would delay the exception until they end.
     """
     return _exchanging(_raise, signal.SIG_DFL)
 

@@ -23,7 +23,7 @@ _CALL = re.compile(rf"{PROGRAM}\.|{PROGRAM}|{_FLEET}")
 
 
 def printable(text: str) -> str:
-    """Escape control characters and line breaks; names may hold any character."""
+    """Escape control characters and line breaks, because names may contain any character."""
     spelled = spell(text)
     if spelled.isprintable():  # the common case: a table may have a hundred thousand names
         return spelled
@@ -39,7 +39,7 @@ def printable_error(error: KernelsError) -> str:
 
 
 def spell(text: str) -> str:
-    """Replace this program's command in a text by the file that was started, such as `NAME.pyz`."""
+    """Replace this program's command in a text with the `.pyz` file, if Python runs one."""
     called = sys.argv[0] if sys.argv else ""
     if not called.endswith(".pyz"):
         return text
@@ -53,7 +53,7 @@ def spell(text: str) -> str:
 
 
 def escape_unknown(stream: IO[str]) -> None:
-    """Escape characters that a stream's encoding lacks: names may hold any character."""
+    """Make a stream escape characters that its encoding lacks: names may contain any character."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 
@@ -69,7 +69,7 @@ def complain(text: str) -> None:
 
 
 def discard(stream: IO[str]) -> None:
-    """Redirect a stream to /dev/null, because Python flushes its buffer on exit."""
+    """Redirect a stream to /dev/null, because Python flushes it on exit, which would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

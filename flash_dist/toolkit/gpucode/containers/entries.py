@@ -1,14 +1,14 @@
-"""Interprets the header of each image of a container.
+"""Interprets the header of each image in a container.
 
 An entry is a header of 64 bytes or more and a payload: a cubin, PTX text or LTO-IR. NVIDIA does not
 publish the layout of the header. We found it by building images for 22 targets and comparing with
-NVIDIA's tools. The layout is not a stable ABI: an entry with other values is `unknown`, and its
-numbers are kept as they are in the file.
+NVIDIA's tools. The layout is not a stable ABI: an entry with unexpected values gets the kind
+`unknown`, and its numbers are kept as they are in the file.
 
 An entry of kind 256 holds several images in one compressed stream: `fatbinary --concat` of CUDA
-13.4 and newer writes it. Its header continues with a count, the size of a table, and the table.
-Each record of the table is like the header of an entry, but the field of the header's size holds
-the offset of the image in the unpacked stream.
+13.4 and newer writes such entries. Their header ends with a table: the number of images, the size
+of the table, and a record for each image. A record has the layout of an entry's header, but
+`header_size` holds the offset of the image in the unpacked stream.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_IDENTIFIER: Final = 4096
 
 CONCATENATED: Final = 256
-COST: Final = 4  # an image in a stream counts as four images, as a few bytes can hold many images
+COST: Final = 4  # an image in a stream counts as four, because a few bytes can hold many images
 
 FORM: Final = Struct("<HHIQIIHHIIIQQQ")
 _TABLE: Final = Struct("<II")  # number of images, size of the table including these two
@@ -60,9 +60,9 @@ class Header(NamedTuple):
     payload_size: int  # padded to a multiple of 8
     compressed_size: int  # 0: not compressed
     options_offset: int
-    isa_minor: int  # minor of the PTX ISA; for a cubin, of the code version
+    isa_minor: int  # of the PTX ISA, or of the code version of a cubin
     isa_major: int
-    number: int  # of the target, such as 90
+    number: int  # number of the target: 90 for sm_90a
     name_offset: int
     name_size: int
     flags: int
@@ -80,7 +80,10 @@ class Header(NamedTuple):
         return self.version == _VERSION and self.kind in _KINDS
 
     def interpret(self) -> tuple[Kind, Arch | None, Codec]:
-        """Return kind, target and codec. Kind or codec is `unknown` for unexpected values."""
+        """Return kind, target and codec. Kind or codec is `unknown` for unexpected values.
+
+        The target is None unless the kind is `sass` or `ptx`.
+        """
         packing = self.flags & (_LZ4 | _ZSTD)
         codec: Codec = _CODECS.get(packing, "unknown") if self.compressed_size else "none"
         kind = _KINDS.get(self.kind, "unknown")
@@ -96,7 +99,7 @@ def read_header(data: FileView, place: int, end: int) -> Header:
     """Read the header of the entry at an offset.
 
     Raises:
-        FatbinError: The entry does not fit before the end of its container.
+        FatbinError: The entry does not end before `end`, or its sizes contradict each other.
     """
     raw = Header._make(unpack_within(FORM, data, place, end))
     fits = place + raw.size <= end
@@ -106,7 +109,7 @@ def read_header(data: FileView, place: int, end: int) -> Header:
     return raw
 
 
-def make_entry(  # noqa: PLR0913 - four are its position
+def make_entry(  # noqa: PLR0913 - four say where it is
     data: FileView,
     place: int,
     raw: Header,
@@ -115,7 +118,16 @@ def make_entry(  # noqa: PLR0913 - four are its position
     container: int,
     stream: Stream | None = None,
 ) -> FatbinEntry:
-    """Return the entry at an offset, or one of the entries of a stream, as plain values."""
+    """Return an image as plain values.
+
+    Args:
+        data: The file.
+        place: Offset of the header, or of the record in a stream's table.
+        raw: The header or record.
+        section: Name of the section.
+        container: Number of the container.
+        stream: The stream that contains the image, if any.
+    """
     kind, arch, codec = raw.interpret()
     version = raw.isa_major, raw.isa_minor
     claimed = str(arch) if kind == "sass" else ""
@@ -164,8 +176,8 @@ def read_members(
     """Yield the images in the stream of the entry at an offset.
 
     Raises:
-        FatbinError: An image is of unknown kind, or the table is malformed, which may show only
-            after the last image.
+        FatbinError: An image is of unknown kind, or the table is malformed. The error may come
+            after all images were yielded.
     """
     _, _, codec = raw.interpret()
     stream = Stream(place + raw.header_size, raw.compressed_size, raw.uncompressed_size, codec)
@@ -201,7 +213,7 @@ def _walk_table(data: FileView, place: int, raw: Header) -> Iterator[tuple[int, 
 
 
 def _measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
-    """Return the length of a table record, which has no length field, from its offsets."""
+    """Compute the length of a table record from its offsets, because it has no length field."""
     size = max(FORM.size, raw.name_offset + raw.name_size if raw.name_size else 0)
     if raw.options_offset:
         start, length = unpack_within(_OPTIONS, data, place + raw.options_offset, end)
@@ -214,7 +226,7 @@ def _measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
 
 
 def _is_accelerated(data: FileView, place: int, raw: Header) -> bool:
-    """Tell if code is for one chip only, by the header's copy of the cubin's attributes."""
+    """Tell if code is for one chip only, from the copy of the cubin's attributes in its header."""
     if not raw.flags & _BINARY_OPTIONS or not raw.options_offset:
         return False
     start = place + raw.options_offset

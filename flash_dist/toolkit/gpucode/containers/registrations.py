@@ -3,11 +3,11 @@
 nvcc puts a struct for each container into `.nvFatBinSegment`; code that registers containers by
 hand keeps structs and containers in `.data`. The layout is that of `fatbinary_section.h` of the
 toolkit. Version 2 is for a container made by device linking; it also points to the containers of
-the linked objects. The program passes containers without a struct to the driver by address: cuFFT
-has 18 000 of them in `.data`, cuBLASLt a table of 300.
+the linked objects. Some containers have no struct: the program passes their addresses to the
+driver. cuFFT has 18 000 such containers in `.data`, cuBLASLt has a table of 300.
 
-Names and flags of sections matter only to linkers, so the search does not rely on them: it covers
-all loaded parts, including `.text` and other executable ones.
+Only linkers need the names and flags of sections, so the search is not limited to certain sections:
+it covers all loaded parts, including executable ones such as `.text`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-WRAPPERS: Final = ".nvFatBi"  # `.nvFatBinSegment`; PE cuts names to 8 letters
+WRAPPERS: Final = ".nvFatBi"  # `.nvFatBinSegment`; PE truncates names to 8 bytes
 WRAPPER: Final = Struct("<IIQQ")  # magic, version, container, containers of linked objects
 WRAPPER_MAGIC: Final = bytes.fromhex("b1436246")
-CONTAINER_START: Final = bytes.fromhex("50ed55ba01001000")  # magic, version 1, 16 bytes of header
+CONTAINER_START: Final = bytes.fromhex("50ed55ba01001000")  # magic, version 1, header size 16
 ONE, LINKED_ON_DEVICE = 1, 2  # versions of the registration struct
 MAX_FOUND: Final = 50_000
 
-_NEAR: Final = 4096  # most bytes between two parts that are searched as one
+_NEAR: Final = 4096  # bytes; parts with at most this gap are searched as one
 _RELA: Final = Struct("<QQq")
 _POINTER_AT: Final = 8  # offset of the container's address in the struct
 
 
 class Part(NamedTuple):
-    """Bytes of the file between two offsets."""
+    """The bytes of the file from offset `start` up to, but not including, `end`."""
 
     start: int
     end: int
@@ -66,7 +66,7 @@ class Loaded:
         return [Part(one.offset, one.end) for one in self._sections if one.is_code]
 
     def parts(self, without: Iterable[Part]) -> list[Part]:
-        """Return the loaded parts in order, without overlaps and without the bytes in `without`."""
+        """Return the loaded parts by offset, nearby ones merged, without the bytes in `without`."""
         loaded = [Part(one.offset, one.end) for one in self._sections]
         loaded += [
             Part(place, min(place + size, self._size)) for _, place, size in self.addresses.parts
@@ -74,7 +74,7 @@ class Loaded:
         return list(_subtract(_merge(loaded), _merge(without, near=0)))
 
     def find_section(self, place: int) -> tuple[str, int]:
-        """Return name and end of the section that contains an offset; else the end of the file."""
+        """Return name and end of the section at an offset, or "no section" and the file's end."""
         section = self._find(place)
         return (section.name, section.end) if section else ("no section", self._size)
 
@@ -143,10 +143,10 @@ class Search:
     loaded: Loaded
 
     def find(self, parts: Iterable[Part]) -> list[Registration]:
-        """Return the structs in `.nvFatBinSegment`, and the structs in other parts of the file.
+        """Return the structs in `.nvFatBinSegment` and in `parts`.
 
-        A struct in another part counts if it points to a container, or if its version, alignment
-        and pointer are valid.
+        A place in `parts` that begins like a struct counts as one if it points to a container, or
+        if its version, alignment and pointer are valid.
         """
         found: list[Registration] = []
         for place, in_place in chain(self._walk_wrappers(), self._search(parts)):
@@ -163,7 +163,7 @@ class Search:
         return found
 
     def _relocate(self, place: int) -> int:
-        """Return a struct's pointer from its relocation, where some linkers store it; 0: none."""
+        """Return a struct's pointer from its relocation, where some linkers store it; else 0."""
         address = self.loaded.addresses.locate(place)
         return 0 if address is None else self._moved.get(address + _POINTER_AT, 0)
 

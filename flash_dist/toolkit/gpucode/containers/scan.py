@@ -1,7 +1,7 @@
-"""Finds the GPU code in any file: by section, by registration, and by its first bytes.
+"""Finds the GPU code in any file: by section names, registration structs and magic numbers.
 
 nvcc puts containers into `.nv_fatbin` (linked code) and `__nv_relfatbin` (relocatable code). Other
-containers may lie in any data: the program registers them, or passes their addresses to
+containers may be anywhere in the data: the program registers them, or passes their addresses to
 the driver.
 """
 
@@ -41,7 +41,7 @@ _UPX, _UPX_WITHIN, _UPX_SECTION = b"UPX!", 1024, "UPX0"
 
 
 def scan(data: FileView, name: str, budget: Budget) -> FatbinReport:
-    """Read the headers of all GPU code in a file."""
+    """Find all GPU code in a file, and return a report with its headers."""
     walk = Walk(data, budget)
     found = _Scan(walk)
     found.run()
@@ -50,7 +50,7 @@ def scan(data: FileView, name: str, budget: Budget) -> FatbinReport:
 
 
 def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
-    """Tell from magic, section names and bytes whether a scan may find anything.
+    """Tell from magic numbers and section names if scanning an archive member may find anything.
 
     Raises:
         FatbinError: The file is damaged.
@@ -155,7 +155,7 @@ class _Scan:
             self.device_linked = frozenset(starts[one.container or 0] for one in linked)
 
     def read_unregistered(self, loaded: Loaded, parts: Sequence[Part]) -> None:
-        """Read the containers to which no struct points; warn of starts without a known image."""
+        """Read containers to which no struct points; warn of headers without a known image."""
         walk, strays = self.walk, Counter[str]()
         for part in parts:
             place = self.data.find(CONTAINER_START, part.start, part.end)
@@ -208,7 +208,7 @@ def _at(loaded: Loaded, place: int) -> tuple[str, int, int]:
 
 
 def _gaps(part: Part, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield what the sorted spans leave of a part, as start and end."""
+    """Yield the start and end of each gap that the sorted spans leave in a part."""
     place = part.start
     for number in range(bisect_left(spans, (place, 0)), len(spans)):
         start, end = spans[number]

@@ -4,7 +4,7 @@ A container is a 16-byte header and entries. NVIDIA publishes the header togethe
 struct that registers containers (`fatbinary_section.h` of the toolkit). A damaged entry ends its
 container with a warning; the search for the next container starts there.
 
-Cubins may lie in a program's data without a container: the program passes their address to the
+Cubins may be in a program's data without a container: the program passes their addresses to the
 driver. Packages that embed the output of `nvcc -cubin` store cubins unchanged; cuBLASLt has 409,
 each compressed as a zstd frame.
 """
@@ -48,12 +48,12 @@ _VERSION: Final = 1
 
 CUBIN_START: Final = ELF_MAGIC + b"\x02\x01\x01"  # 64-bit, little-endian, version 1
 ZSTD_START: Final = bytes.fromhex("28b52ffd")
-_HEAD: Final = Struct("<18xH12xQQ6xHHHH")  # machine; offsets and sizes of segment and section table
+_HEAD: Final = Struct("<18xH12xQQ6xHHHH")  # machine; offset, entry size and count of both tables
 _SECTION_BYTES: Final = 64
 
 
 class Bare(NamedTuple):
-    """A cubin in a file, outside of containers."""
+    """A cubin that is in no container: a whole file, or a part of one."""
 
     offset: int
     size: int  # bytes in the file
@@ -70,13 +70,13 @@ class Walk:
     budget: Budget
     entries: list[FatbinEntry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    containers: int = 0
-    starts: dict[int, int] = field(default_factory=dict)  # container numbers, by offset
-    ends: dict[int, int] = field(default_factory=dict)  # ends of what was read, by start
-    tries: int = MOST_TRIED
+    containers: int = 0  # number of containers and bare cubins
+    starts: dict[int, int] = field(default_factory=dict)  # container numbers, by start offset
+    ends: dict[int, int] = field(default_factory=dict)  # end offsets of containers, by start offset
+    tries: int = MOST_TRIED  # false beginnings that are still allowed
 
     def warn(self, text: str) -> None:
-        """Keep a warning, up to a maximum number of warnings."""
+        """Add a warning; after MAX_WARNINGS, only say that further warnings are left out."""
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(text)
         elif len(self.warnings) == MAX_WARNINGS:
@@ -95,12 +95,12 @@ class Walk:
         self.warnings.insert(0, NOT_SEARCHED.format("containers of GPU code"))
 
     def read_all(self, section: str, start: int, end: int, *, quiet: bool = False) -> None:
-        """Read the containers between two offsets; search each after the end of the previous one.
+        """Read the containers between two offsets, each searched after the end of the previous one.
 
         Args:
             section: Section name, for entries and messages.
             start: The first offset.
-            end: The offset after the last one.
+            end: The offset after the last byte.
             quiet: Allow any bytes between containers. If False, warn of bytes other than zeros.
         """
         place = start
@@ -137,14 +137,14 @@ class Walk:
             return False
 
     def fits(self, start: int, limit: int) -> bool:
-        """Tell if a container with any contents begins at `start` and ends by `limit`."""
+        """Tell if a container begins at `start` and ends by `limit`; do not check its images."""
         try:
             return bool(self._find_bounds(start, limit))
         except FatbinError:
             return False
 
     def add_cubin(self, cubin: Bare, section: str = "") -> None:
-        """Keep a cubin that is in no container: a whole file, or a part of one."""
+        """Add a cubin that is in no container."""
         elf = cubin.elf
         arch = read_target(cubin.data, elf)
         if arch is None:
@@ -176,7 +176,7 @@ class Walk:
             self.warn(f"{_at(section, start)}: {end - start} bytes are not a container")
 
     def _find_bounds(self, start: int, limit: int) -> tuple[int, int]:
-        """Return start and end of a container's entries."""
+        """Return the start and end of a container's entries."""
         magic, version, header, size = unpack_within(_FORM, self.data, start, limit)
         if magic != _MAGIC:
             message = f"container with magic {magic:#x} is not understood"
@@ -206,7 +206,7 @@ class Walk:
         return place
 
     def _add_entry(self, place: int, raw: Header, section: str, number: int) -> None:
-        """Keep the image of an entry, or the images of its stream."""
+        """Add the image of an entry, or the images of its stream."""
         if raw.kind == CONCATENATED:
             try:
                 self.entries += self._read_stream(place, raw, section, number)
@@ -279,7 +279,7 @@ def _is_cubin(head: bytes) -> bool:
 
 
 def _measure(part: FileView) -> int:
-    """Return the length of a cubin, which ends with the table of segments or of sections."""
+    """Return the length of a cubin, which ends with its segment table or its section table."""
     if not _is_cubin(part[: _HEAD.size]):
         message = "it is not a cubin"
         raise FatbinError(message)
