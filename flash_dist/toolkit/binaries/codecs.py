@@ -37,7 +37,8 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
     Data of the codec `none` is returned as it is, unchecked.
 
     Raises:
-        FatbinError: The data is damaged, has another size, or is larger than any real image.
+        FatbinError: The codec is unknown, or the data is damaged, unpacks to another size, or is
+            larger than any real image.
     """
     if codec == "none":
         return data
@@ -59,7 +60,7 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
 
 
 def decompress_zstd(data: bytes, size: int) -> bytes:
-    """Unpack one zstd frame, to at most one byte more than `size`."""
+    """Unpack the first `size + 1` bytes of a zstd frame, or all of a shorter one."""
     zstd, options = _import_zstd()
     decoder = zstd.ZstdDecompressor(options=options)
     try:
@@ -111,10 +112,10 @@ def read_zstd_frame(
 
 @contextmanager
 def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Read the frames of a zstd file of unknown size as a stream.
+    """Open a zstd file as a stream of unpacked bytes. Its unpacked size need not be known.
 
     Raises:
-        FatbinError: The data is damaged. Errors of reads inside the block become this error.
+        FatbinError: The data is damaged. Errors of zstd in the `with` block are converted to it.
     """
     zstd, options = _import_zstd()
     try:
@@ -180,7 +181,7 @@ def decompress_lz4(data: bytes, size: int) -> bytes:
 def _read_length(data: bytes, place: int, length: int) -> tuple[int, int]:
     """Return a length and the offset after it.
 
-    After a full nibble come bytes to add, of which the last is below 255.
+    If the nibble `length` is 15, the next bytes are added to it, up to the first one below 255.
     """
     if length == _NIBBLE_FULL:
         while data[place] == _LENGTH_CONTINUES:

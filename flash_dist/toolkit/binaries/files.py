@@ -65,10 +65,10 @@ def read_if_possible(path: Path) -> str:
 
 
 def hash_file(file: IO[bytes], method: str = "sha256") -> bytes:
-    """Return the digest of an open file, from its position to its end.
+    """Return the digest of an open file, from its current position to its end.
 
     Raises:
-        ValueError: This Python does not know the method.
+        ValueError: This Python does not support the hash algorithm `method`.
     """
     digest = hashlib.new(method)
     while chunk := file.read(_CHUNK):

@@ -1,7 +1,7 @@
 """Reads parts of an open file on demand, without mapping it.
 
-A mapped file that shrinks during a read ends the process with SIGBUS; here it is an ordinary error.
-Small reads that are near each other share one window.
+If a mapped file shrinks during a read, SIGBUS ends the process. Here, the read raises an error.
+Small reads near each other are served from one buffer of 4096 bytes.
 """
 
 from __future__ import annotations

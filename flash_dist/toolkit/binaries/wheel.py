@@ -1,8 +1,8 @@
 """Opens an untrusted wheel: checks names, bounds sizes, installs and executes nothing.
 
-Python's zipfile bounds the output of stored and deflated members. For bzip2 and LZMA, zipfile
-unpacks a whole piece, to up to a thousand times its size, and allocates a dictionary of any size
-that the member declares. Here every member is unpacked piece by piece.
+Python's zipfile limits the bytes that one read unpacks from a stored or deflated member. For bzip2
+and LZMA it has no such limit, and it allocates an LZMA dictionary of any size that the member
+declares. This module unpacks every member in pieces of limited size.
 """
 
 from __future__ import annotations
@@ -175,6 +175,7 @@ def read_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[byt
     Raises:
         FatbinError: The LZMA dictionary is unreasonably large.
         zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError: The member is damaged.
+        RuntimeError: The member is encrypted, or its compression is not supported.
     """
     with archive.open(info) as member:  # compares both headers, and refuses encryption
         if info.compress_type not in {zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}:
