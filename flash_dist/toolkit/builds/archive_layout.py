@@ -60,9 +60,9 @@ class Member:
     size: int
     packed: int
     crc: int
-    method: int
+    method: int  # 0: stored, 8: deflated
     flags: int
-    moment: int
+    moment: int  # DOS date in the high 16 bits, DOS time in the low 16 bits
     place: int  # offset of the member's header
     raw_name: bytes
 
@@ -164,9 +164,9 @@ def _read_list(file: IO[bytes], members: list[Member], problems: list[str]) -> i
 
 
 def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
-    """Return the packed and the unpacked size, and whether `extra` is other than expected.
+    """Return the packed size, the unpacked size, and whether `extra` is unexpected.
 
-    Expected are no extra fields, or one ZIP64 field with both sizes.
+    `extra` should be empty, or one ZIP64 field with both sizes.
     """
     if not extra:
         return packed, size, False

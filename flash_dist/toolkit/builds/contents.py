@@ -90,7 +90,7 @@ class WheelContents:
 
     @property
     def file_name(self) -> str:
-        """The wheel's name, which holds version and tags."""
+        """The wheel's file name, which contains its version and tags."""
         return Path(self.path).name
 
     @property

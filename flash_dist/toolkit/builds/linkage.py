@@ -85,7 +85,7 @@ def requirements_of(manifest: Manifest) -> tuple[str, ...]:
 
 
 def runtime_requirements(cuda: str) -> tuple[str, ...]:
-    """Return the requirements on CUDA packages that wheels for a CUDA version have."""
+    """Return the CUDA packages that wheels for a CUDA version require; empty from CUDA 13 on."""
     if not has_shared_runtime(cuda):
         return ()
     major, minor = parse_version(cuda)
