@@ -1,4 +1,4 @@
-"""Compares a wheel with its `_build.json`. Trusts only what can be seen in the wheel.
+"""Checks a wheel's `_build.json` against the name, the GPU code and the libraries of the wheel.
 
 The audit fails closed: anything unreadable or unexpected is a problem.
 """
@@ -214,7 +214,7 @@ def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
 
 
 def _image_problems(contents: WheelContents) -> Iterator[str]:
-    """Check that each image is compressed, for a target of the set and, if PTX, of one kernel."""
+    """Check the target and the compression of each image, and that PTX holds one kernel."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
     plain = {one.symbol for one in contents.manifest.kernels if one.is_plain}
@@ -230,7 +230,7 @@ def _image_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _is_plain(image: Image, plain: set[str]) -> bool:
-    """Tell if an image is of a plain .cu file, whose PTX holds all kernels of the file."""
+    """Tell if an image comes from a plain .cu file, whose PTX holds all kernels of the file."""
     return {kernel.name for kernel in image.kernels} <= plain
 
 
