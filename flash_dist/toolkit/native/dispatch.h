@@ -75,9 +75,9 @@ struct DeviceInfo {
   int l2_bytes;
 };
 
-// device_info() asks the driver once per device, and select_kernel() tries each variant once per
-// device. Both restore the current device. Only a permanent reason is remembered as a refusal: any
-// other failure is an error, and the next call asks again.
+// device_info() queries the driver once per device, and select_kernel() tries each variant at most
+// once per device. Both restore the current device. Only a permanent reason is remembered as a
+// refusal: any other failure is an error, and the next call tries again.
 const DeviceInfo& device_info(int device);
 Selection select_kernel(int device, const KernelKey& key);
 
