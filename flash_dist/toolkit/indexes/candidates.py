@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offer:
-    """The candidates of an index, and the files that cannot be candidates."""
+    """The candidates of an index, and the reasons why other files are not candidates."""
 
     candidates: tuple[Candidate, ...]
     problems: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
     candidates = [one for one in read if isinstance(one, Candidate)]
     labelled = {_release(one) for one in candidates if _has_label(one)}
     return Offer(
-        tuple(  # of a release with labelled wheels, drop the others
+        tuple(  # if a release has labelled wheels, drop its unlabelled ones
             one for one in candidates if _has_label(one) or _release(one) not in labelled
         ),
         (*([left_out] if unfit else []), *(one for one in read if isinstance(one, str))),

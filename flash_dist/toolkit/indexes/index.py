@@ -75,7 +75,7 @@ class IndexedWheel:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 in the wheel's link; empty if there is none."""
+        """The SHA-256 that the page states for the wheel; empty if there is none."""
         method, _, value = self.digest.partition("=")
         return value if method == "sha256" else ""
 
@@ -209,7 +209,7 @@ def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
 
 
 def _leads_to(link: Link, page: str, project: str) -> bool:
-    """Tell if a link may lead to wheels of the project, in a folder one level down."""
+    """Tell if a link leads to a folder, inside that of the page, that may hold the wheels."""
     folder = _folder(page)
     if not link.url.endswith("/") or len(link.url) <= len(folder):
         return False
@@ -256,7 +256,7 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
         _refuse_tags(name)
         project, version, _, tags = parse_wheel_filename(name)
         path = local_path(link.url)
-    except (FetchError, ValueError):  # InvalidWheelFilename, or a number of thousands of digits
+    except (FetchError, ValueError):  # InvalidWheelFilename, or a number with thousands of digits
         return None
     is_of_index = page and canonicalize_name(last_part(_folder(page))) == project
     return IndexedWheel(
@@ -281,7 +281,7 @@ def _refuse_tags(name: str) -> None:
 
 
 def ask_size(wheel: IndexedWheel, patience: Patience | None = None) -> IndexedWheel:
-    """Return a wheel with its size, from the server if the page omits it."""
+    """Return a wheel with its size. Ask the server if the page omits it; the size may stay None."""
     if wheel.size is not None or wheel.is_local:
         return wheel
     try:

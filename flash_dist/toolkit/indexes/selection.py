@@ -138,7 +138,7 @@ def _verdict_to_json(verdict: DeviceVerdict) -> dict[str, Any]:
 
 
 def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
-    """Return a build of one kernel per dtype for these targets, to judge a set without a wheel."""
+    """Return a build to judge a set without a wheel: one kernel per target and words."""
     origin = Origin(toolkit, None, toolkit_compression(toolkit))
     role, sizes = PRODUCT.main_role, (1,) * len(AXES.sizes)
     variants = tuple(

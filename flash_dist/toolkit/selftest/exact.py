@@ -38,7 +38,7 @@ class ExactValues:
     limit: int = LIMIT
 
     def get(self, case: Case) -> Exact:
-        """Return the expected values of a case: computed here, or read from another process."""
+        """Return the expected values of a case: read from the folder, or else computed here."""
         if self.folder is None:
             return case.compute_exact()
         path = self.folder / f"{hashlib.sha256(case.name.encode()).hexdigest()}.pt"

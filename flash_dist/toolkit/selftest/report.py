@@ -104,7 +104,7 @@ class SelftestReport:
 
     @property
     def untested(self) -> tuple[str, ...]:
-        """The roles of the dispatcher's kernels for this device that no case launched."""
+        """The roles for which the dispatcher selected kernels, but no case launched one."""
         known = {kernel.split()[0] for kernel in self.selected or ()}
         return tuple(sorted(known - set(self.roles)))
 
