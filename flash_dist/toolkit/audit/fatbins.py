@@ -3,9 +3,9 @@
 A driver chooses code from each fatbin separately, so a library that has a target may contain
 kernels without code for this target. A fatbin without kernels lacks nothing. Device linking makes
 one fatbin; the PTX stays in the fatbins of the linked objects. Some libraries choose among their
-fatbins themselves. Then several fatbins count as one: fatbins that nothing registers,
-and fatbins of one target each whose kernel names differ only in the target. A kernel whose compiled
-name contains its target twice is meant for that target alone: `fwd_sm90_bf16_sm90a`.
+fatbins themselves. Then several fatbins count as one: fatbins that nothing registers, and fatbins
+of one target each whose kernel names differ only in the target. A kernel whose compiled name
+contains its target twice is meant for that target alone: `fwd_sm90_bf16_sm90a`.
 """
 
 from __future__ import annotations
@@ -178,7 +178,10 @@ def _has(archs: Iterable[Arch], required: Arch) -> bool:
 
 
 def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> list[int]:
-    """Return the fatbins with kernels, or all if none is known. Unregistered ones count as one."""
+    """Return the fatbins with kernels, or all if no kernel is known.
+
+    All unregistered fatbins count as one fatbin.
+    """
     full = {kernel.container for kernel in inspection.kernels or ()}
     alone = inspection.report.unregistered
     found = [one for one in groups if one in full or (one in alone and not alone.isdisjoint(full))]

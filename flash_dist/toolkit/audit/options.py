@@ -149,7 +149,7 @@ def _find_table(path: Path) -> Mapping[str, Any]:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as `100MB`, `1.5 GiB` or `100000000`."""
+    """Return the number of bytes in a size such as `100MB`, `1.5 GiB` or `100000000`."""
     match = _SIZE.fullmatch(text.strip())
     size = math.inf if match is None else float(match[1]) * _UNITS[match[2]]
     if size == math.inf:

@@ -93,7 +93,7 @@ def audit_wheel(path: str | os.PathLike[str], *, budget_bytes: int | None = None
         budget_bytes: Largest file size that passes.
 
     Raises:
-        KernelsError: The file is not a wheel with such a manifest, or cannot be read.
+        KernelsError: The file is not a wheel with a manifest, or cannot be read.
     """
     return audit_contents(read_contents(path), budget_bytes=budget_bytes)
 
@@ -137,7 +137,7 @@ def _name_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _declared_problems(manifest: Manifest) -> Iterator[str]:
-    """Check that each kernel is declared once, for the targets of the arch set and no others."""
+    """Check that no kernel is declared twice, and that the targets are those of the arch set."""
     symbols = Counter((kernel.symbol, kernel.target) for kernel in manifest.kernels)
     yield from (
         f"{one} is declared {n} times for {arch}"

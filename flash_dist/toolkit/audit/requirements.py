@@ -134,7 +134,7 @@ def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> I
 
 
 def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterator[str]:
-    """Say why `driver` cannot run images, each on a GPU of the image's own compute capability."""
+    """Say why `driver` cannot run images on the GPUs that the images were compiled for."""
     reasons: dict[str, int] = {}
     for entry in entries:
         if entry.arch is not None:

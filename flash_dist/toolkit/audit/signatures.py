@@ -231,7 +231,9 @@ class SignedRelease:
 def read_release(
     manifest: Path, keys: Sequence[PublicKey], day: date | None = None
 ) -> SignedRelease:
-    """Read a manifest, and check its signature; an invalid one is a failed check, not an error.
+    """Read a manifest, and check its signature.
+
+    An invalid signature does not raise: it is the failed check `signature` of the result.
 
     Args:
         manifest: The file.
@@ -267,7 +269,7 @@ def _read_statement(data: Any, subject: Mapping[str, Any]) -> str:  # noqa: ANN4
 
 
 def _find_strangers(folder: Path, listing: Listing, project: str) -> Iterator[tuple[Path, str]]:
-    """Yield files in a folder that differ from the listing, or are the project's but not listed.
+    """Yield files that differ from the listing, and files of the project that are not listed.
 
     Yields:
         The path of each file, and a sentence that says how it differs.

@@ -60,7 +60,7 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
 
 
 def decompress_zstd(data: bytes, size: int) -> bytes:
-    """Unpack the first `size + 1` bytes of a zstd frame, or all of a shorter one."""
+    """Unpack one zstd frame, but no more than `size + 1` bytes of it."""
     zstd, options = _import_zstd()
     decoder = zstd.ZstdDecompressor(options=options)
     try:
@@ -115,7 +115,7 @@ def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
     """Open a zstd file as a stream of unpacked bytes. Its unpacked size need not be known.
 
     Raises:
-        FatbinError: The data is damaged. Errors of zstd in the `with` block are converted to it.
+        FatbinError: The data is damaged. zstd errors in the `with` block are converted to it.
     """
     zstd, options = _import_zstd()
     try:
@@ -127,7 +127,7 @@ def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def _import_zstd() -> tuple[ModuleType, dict[int, int]]:
-    """Return Python's zstd module, and options for its decompressors that bound the window."""
+    """Return Python's zstd module, and decompressor options that limit the window size."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd  # noqa: PLC0415  (absent on a broken install)
@@ -181,7 +181,7 @@ def decompress_lz4(data: bytes, size: int) -> bytes:
 def _read_length(data: bytes, place: int, length: int) -> tuple[int, int]:
     """Return a length and the offset after it.
 
-    If the nibble `length` is 15, the next bytes are added to it, up to the first one below 255.
+    After a nibble of 15 come bytes to add to it, up to and including the first one below 255.
     """
     if length == _NIBBLE_FULL:
         while data[place] == _LENGTH_CONTINUES:

@@ -107,7 +107,7 @@ def _walk(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 class _Child:
-    """The demangling process: started for the first name, no more after MAX_FAILURES failures."""
+    """The demangling process: starts with the first name, stays off after MAX_FAILURES failures."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -144,7 +144,7 @@ class _Child:
 
 
 def _exchange(process: subprocess.Popen[bytes], name: str) -> str:
-    """Send a name as one line, and return the one line that the child answers."""
+    """Send a name to the child as one line, and return the line that it sends back."""
     if process.stdin is None or process.stdout is None:
         return ""
     process.stdin.write(name.encode() + b"\n")

@@ -80,7 +80,11 @@ class Elf:
 
 
 def read_elf(data: Buffer, budget: Budget | None = None) -> Elf:
-    """Read the header and the section table. A file without this table has no sections."""
+    """Read the header and the section table. A file without this table has no sections.
+
+    Raises:
+        FatbinError: The file is damaged, or not 64-bit little-endian.
+    """
     if len(data) < _HEADER.size:
         message = f"ELF file is truncated: {len(data)} bytes, the header alone has {_HEADER.size}"
         raise FatbinError(message)

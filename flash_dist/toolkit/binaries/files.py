@@ -35,7 +35,7 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a regular file for reading.
 
     Raises:
-        FatbinError: The file is absent, empty, not regular, or not readable for this user.
+        FatbinError: The file is absent, empty, not a regular file, or cannot be opened.
     """
     name = os.fspath(path)
     try:

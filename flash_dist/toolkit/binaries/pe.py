@@ -53,7 +53,7 @@ def read_pe(data: Buffer, budget: Budget | None = None) -> tuple[Section, ...]:
 
 
 def is_object(data: Buffer) -> bool:
-    """Recognise a COFF object file by its machine and the absence of an optional header.
+    """Tell if the data is a COFF object file: a known machine, and no optional header.
 
     COFF has no magic number.
     """

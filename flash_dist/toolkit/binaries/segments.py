@@ -46,7 +46,7 @@ def read_platform(data: Buffer) -> Platform:
     """Read the platform of an ELF file of any kind from its header.
 
     Raises:
-        FatbinError: The data are not an ELF file.
+        FatbinError: The data is not an ELF file.
     """
     if len(data) < _HEADER_BYTES or data[:4] != ELF_MAGIC:
         message = "it is not an ELF file"

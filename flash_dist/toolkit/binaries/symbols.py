@@ -158,7 +158,7 @@ class SharedObject:
     def _count(self, address: int) -> int:
         """Return the number of symbols. No tag of the dynamic section holds it, but hash tables do.
 
-        NOTE: an empty GNU hash table does not tell the number; a section header, if any, does.
+        NOTE: an empty GNU hash table does not contain the number; a section header, if any, does.
         """
         table = self._image.first(_DT_HASH)
         if table is not None:
@@ -198,7 +198,7 @@ class SharedObject:
 
 
 class _HashTable:
-    """A GNU hash table: Bloom filter, buckets, chains of hash values. Bit 0 ends a chain."""
+    """A GNU hash table: Bloom filter, buckets, chains. Bit 0 is set in the last hash of a chain."""
 
     def __init__(self, image: Segments, address: int) -> None:
         place = image.locate(address)

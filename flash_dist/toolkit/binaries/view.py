@@ -61,9 +61,9 @@ class FileView:
         return FileView(self._handle, self._start + start, min(size, self._size - start))
 
     def find(self, wanted: bytes, start: int = 0, end: int | None = None) -> int:
-        """Return the offset of some bytes, -1 if they do not occur. Holes of the file are skipped.
+        """Return the offset of `wanted`, or -1 if it does not occur. Holes of the file are skipped.
 
-        NOTE: bytes that begin with a zero may begin in a hole, so holes are read for them.
+        NOTE: if `wanted` begins with a zero, it may begin in a hole, so holes are searched, too.
         """
         end = self._size if end is None else min(end, self._size)
         step = _WINDOW

@@ -72,7 +72,7 @@ class Wheel:
         return self._info(name).file_size
 
     def read(self, name: str) -> bytes:
-        """Return the contents of a small member, such as METADATA."""
+        """Return the contents of a member of at most MAX_TEXT_BYTES, such as METADATA."""
         return b"".join(self._chunks(name, MAX_TEXT_BYTES))
 
     def head(self, name: str) -> bytes:
@@ -122,7 +122,8 @@ def open_wheel(
         budget: Limit on the work, by default one that follows from the file's size.
 
     Raises:
-        FatbinError: The file is not a wheel, or holds names that no valid wheel has.
+        FatbinError: The file is not a wheel, holds too many files, or holds names that no valid
+            wheel has.
     """
     name = os.fspath(path)
     with open_file(name) as file:
@@ -173,7 +174,7 @@ def read_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[byt
     """Yield the contents of a member and check them against its header.
 
     Raises:
-        FatbinError: The LZMA dictionary is unreasonably large.
+        FatbinError: The LZMA dictionary is larger than MAX_DICTIONARY.
         zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError: The member is damaged.
         RuntimeError: The member is encrypted, or its compression is not supported.
     """

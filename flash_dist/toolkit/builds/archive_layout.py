@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_ENTRIES: Final = 10_000
-MAX_BYTES: Final = 2 << 30  # maximum unpacked bytes of an archive; no build comes near
+MAX_BYTES: Final = 2 << 30  # maximum unpacked bytes of an archive; builds are far smaller
 
 _END = Struct("<4s4H2IH")
 _ENTRY = Struct("<4s6H3I5H2I")
@@ -68,7 +68,7 @@ class Member:
 
 
 def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
-    """Return the members of a zip archive, and the problems of its list, headers and data."""
+    """Return the members of a zip archive, and a sentence for each problem that was found."""
     members: list[Member] = []
     problems: list[str] = []
     try:

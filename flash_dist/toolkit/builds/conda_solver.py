@@ -84,7 +84,7 @@ def list_dependencies(
 
 
 def constrain_gpus(archs: Iterable[Arch]) -> str:
-    """Return a version constraint for the GPUs that run the code: `>=10.0,<11.0a0|>=12.0`.
+    """Return a version constraint for the GPUs that the targets serve: `>=10.0,<11.0a0|>=12.0`.
 
     Raises:
         AuditError: The targets serve no GPU.

@@ -36,7 +36,7 @@ class Naming:
         return f"{self.name}/{FILE_NAME}"
 
     def members(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return the libraries of the wheel, libraries with kernels first."""
+        """Return the paths of the wheel's libraries, libraries with kernels first."""
         return tuple(f"{self.name}/{one}" for one in manifest.libraries)
 
 
@@ -47,9 +47,9 @@ _MANIFEST = re.compile(rf"([a-z][a-z0-9_]*)/{re.escape(FILE_NAME)}")
 
 
 def find_naming(names: Collection[str]) -> Naming | None:
-    """Return the naming of a wheel: of this package, or of the package whose manifest it holds.
+    """Return the naming of this package, or of the package whose manifest the wheel holds.
 
-    Return None for a wheel of another package that holds no manifest, or several.
+    Return None if the wheel is of another package and holds no manifest, or several.
     """
     if any(name.startswith(f"{NAME}/") for name in names):
         return OWN

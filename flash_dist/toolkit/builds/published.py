@@ -85,6 +85,9 @@ def load_proofs(path: Source | None = None) -> dict[Arch, Proof]:
 
     `native` code ran on its GPU; `jit` code ran after the driver compiled it for a newer GPU. A
     target that is not in the table was only `assembled`.
+
+    Raises:
+        ArchError: The file cannot be read, or has an unknown target or proof.
     """
     proofs: dict[Arch, Proof] = {}
     for target, proof in _section(path, "proof").items():

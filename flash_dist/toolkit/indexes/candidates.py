@@ -99,8 +99,8 @@ def _read_candidate(wheel: IndexedWheel) -> Candidate:
 def _read_label(wheel: IndexedWheel) -> tuple[str, tuple[Arch, ...], str]:
     """Return the arch set, targets and toolkit that a wheel's version names.
 
-    The label of the version is a published set, or a list such as `sm75.sm86`. A version without a
-    label, as on PyPI, means the default set for the wheel's CPU.
+    The label of the version names a published set, or lists targets: `sm75.sm86`. A version without
+    a label, as on PyPI, means the default set for the wheel's CPU.
     """
     label = wheel.label
     if wheel.version.local is None:

@@ -188,7 +188,10 @@ def _walk(folder: Path) -> Iterator[tuple[Link, str]]:
 
 
 def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
-    """Yield the links of a page and of the pages below it, each with the address of its page."""
+    """Yield the links of a page, each with the address of its page.
+
+    If a project is given, also crawl the pages below that may have its wheels.
+    """
     waiting, seen, found = [url], {url}, 0
     patience = Patience()
     while waiting and len(seen) <= MAX_PAGES:
@@ -209,7 +212,7 @@ def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
 
 
 def _leads_to(link: Link, page: str, project: str) -> bool:
-    """Tell if a link leads to a folder, inside that of the page, that may hold the wheels."""
+    """Tell if a link leads to a folder below the page that may hold the project's wheels."""
     folder = _folder(page)
     if not link.url.endswith("/") or len(link.url) <= len(folder):
         return False

@@ -49,7 +49,7 @@ class Patience:
             self._until += number / self._rate
 
     def follow(self, connection: socket.socket) -> None:
-        """Shut down this connection as well when the time is over, even during its handshake."""
+        """Add a connection to shut down when the time is over, even during its handshake."""
         self._sockets.append(connection.dup())
 
     @contextmanager

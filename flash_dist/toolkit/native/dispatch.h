@@ -41,9 +41,9 @@ struct KernelKey {
   Values values;
 };
 
-// True if a variant has the smallest sizes of its family that hold the sizes of the key. Some
-// families leave calls that would fill at most half of the first size to the general family
-// (leaves_half_filled in the table of kernels). targets/verdict.py predicts the same.
+// True if a variant has the role and words of the key, and the smallest sizes of its family that
+// hold the key's. Some families leave calls that would fill at most half of the first size to the
+// general family (leaves_half_filled in the table of kernels). targets/verdict.py predicts this.
 bool is_meant(const Variant& variant, const KernelKey& key);
 
 // True if any variant, for whatever device, has the role and the words of a key.

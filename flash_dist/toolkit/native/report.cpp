@@ -23,7 +23,7 @@ std::string& last_error() {
 
 namespace {
 
-// Builds "[a, b]" or "{a, b}" from concatenated parts.
+// Builds "[a, b]" or "{a, b}"; the caller writes each item to next().
 class List {
  public:
   explicit List(const char* brackets) : brackets_(brackets) { text_ << brackets[0]; }
@@ -77,7 +77,7 @@ std::string loaded_fields(const Loaded& kernel) {
   return text.str();
 }
 
-// Selects the variants for the calls of a question such as "role=fwd dtype=bf16 head_dim=80".
+// Selects the variants that a question such as "role=fwd dtype=bf16 head_dim=80" asks for.
 class Filter {
  public:
   explicit Filter(const char* question) {

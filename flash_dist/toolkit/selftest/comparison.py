@@ -1,4 +1,4 @@
-"""Makes inputs from an integer hash, and compares results. Needs torch, no GPU."""
+"""Makes inputs from an integer hash, and compares results. Needs torch, but no GPU."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
 def compare_with(
     references: Sequence[Reference], setting: Setting, own: tuple[Fingerprint, ...]
 ) -> Agreement:
-    """Compare with the reference that has the same setting and shares the most cases."""
+    """Compare fingerprints with the reference of the same setting that shares the most cases."""
     best = Agreement(len(own), nearest=_find_nearest(references, setting))
     for reference in references:
         if reference.setting != setting:

@@ -93,7 +93,7 @@ class SelftestReport:
     cases: int  # number of cases that were completed
     findings: tuple[CaseFinding, ...] = ()
     loaded: tuple[RanVariant, ...] = ()
-    selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None: no dispatcher was asked
+    selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None: no dispatcher was used
     roles: tuple[str, ...] = ()  # of the kernels that ran
     imported: bool = True  # whether the compiled parts were loaded
     seconds: float = 0.0
