@@ -48,7 +48,7 @@ class TargetSize:
     kernels: int
     images: int
     packed: int  # compressed bytes in the libraries
-    unpacked: int
+    unpacked: int  # bytes after decompression
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class AuditResult:
     """Findings of the audit of one wheel."""
 
     contents: WheelContents
-    budget_bytes: int | None
+    budget_bytes: int | None  # maximum size of the wheel; None: no limit
     problems: tuple[Finding, ...]
 
     def __bool__(self) -> bool:

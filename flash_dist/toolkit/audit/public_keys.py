@@ -40,7 +40,7 @@ class PublicKey:
     """A public key and its last day."""
 
     public: str  # 32 bytes in hexadecimal
-    expires: date
+    expires: date  # the last day
 
     @property
     def keyid(self) -> str:

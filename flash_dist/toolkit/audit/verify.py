@@ -67,7 +67,7 @@ class Verification:
 
     path: str
     sha256: str  # empty: unreadable
-    listing: Listing | None
+    listing: Listing | None  # None: no manifest was given
     results: tuple[CheckResult, ...]
 
     def __bool__(self) -> bool:

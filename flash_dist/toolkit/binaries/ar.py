@@ -33,7 +33,7 @@ class Member(NamedTuple):
     """A file in the archive. Several may have the same name."""
 
     name: str
-    offset: int
+    offset: int  # of the data in the archive
     size: int
 
 

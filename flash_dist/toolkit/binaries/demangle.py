@@ -114,7 +114,7 @@ class _Child:
         self._failures = 0
 
     def ask(self, name: str) -> str:
-        """Return the demangled name, empty if there is none."""
+        """Return the demangled name; empty if the name cannot be demangled."""
         if not sys.platform.startswith("linux") or self._failures >= MAX_FAILURES:
             return ""
         try:

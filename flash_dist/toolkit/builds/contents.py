@@ -80,9 +80,9 @@ class WheelContents:
     """The contents of a wheel."""
 
     path: str
-    size: int
-    libraries: tuple[str, ...]
-    metadata_version: str
+    size: int  # bytes of the wheel
+    libraries: tuple[str, ...]  # member names
+    metadata_version: str  # the package's version in METADATA
     manifest: Manifest
     images: tuple[Image, ...]
     linkage: dict[str, Linked]  # by member name

@@ -34,7 +34,7 @@ class Linkage:
 
     system: frozenset[str]  # libraries that any library may need
     runtime: frozenset[str] = frozenset()  # CUDA libraries that libraries with kernels need
-    runtime_path: tuple[str, ...] = ()
+    runtime_path: tuple[str, ...] = ()  # folders to search for them
     codec: str = "zstd"  # compression of every image
 
     def needs(self, library: str, manifest: Manifest, *, kernels: bool) -> frozenset[str]:

@@ -46,7 +46,7 @@ class ToolkitInfo:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """The machine that compiled the host code."""
+    """Compiler and C library of the machine that compiled the host code."""
 
     compiler: str
     glibc: str
@@ -93,7 +93,7 @@ class KernelRecord:
     spill_bytes: int | None
     stack_bytes: int | None
     static_smem: int | None
-    dynamic_smem: int
+    dynamic_smem: int  # bytes per block
     threads: int | None  # maximum per block; None: a plain kernel without launch bounds
     proof: str
     assembled_for: tuple[Assembled, ...] = ()

@@ -52,9 +52,9 @@ class IndexedWheel:
     project: str  # as spelled in indexes: "my-kernels"
     version: Version
     tags: frozenset[Tag]
-    size: int | None = None
+    size: int | None = None  # bytes; None: unknown
     digest: str = ""  # such as `sha256=<hex>`; empty if unknown
-    requires_python: str = ""
+    requires_python: str = ""  # such as `>=3.10`; empty if unknown
     index: str = ""  # the value for `pip --index-url`; empty if there is none
 
     @property

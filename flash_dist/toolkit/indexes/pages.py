@@ -33,8 +33,8 @@ class Link:
 
     url: str  # without a fragment
     digest: str = ""  # such as `sha256=<hex>`; empty if unknown
-    requires_python: str = ""
-    size: int | None = None
+    requires_python: str = ""  # such as `>=3.10`; empty if unknown
+    size: int | None = None  # bytes; None: unknown
     yanked: bool = False
 
     @cached_property

@@ -53,8 +53,8 @@ class Candidate:
 
     name: str  # the name of the arch set, or the label in the wheel's version
     build: Build
-    size: int | None = None
-    version: Version | None = None
+    size: int | None = None  # bytes of the wheel; None: unknown
+    version: Version | None = None  # None: a set without a wheel
     wheel: IndexedWheel | None = None
 
     @property
@@ -98,7 +98,7 @@ class Selection:
     """The choice for some GPUs, and the alternatives."""
 
     devices: tuple[Device, ...]  # GPUs that some build could serve, each once, oldest first
-    driver: Driver | None
+    driver: Driver | None  # None: unknown, counts as new enough
     candidates: tuple[Judged, ...]  # the chosen set first, then by size; without one, best first
     chosen: Judged | None
     unservable: tuple[Device, ...] = ()  # GPUs older than any build supports

@@ -35,7 +35,7 @@ class ExactValues:
     """The expected values of cases; computed locally if there is no usable folder."""
 
     folder: Path | None = None
-    limit: int = LIMIT
+    limit: int = LIMIT  # maximum bytes in the folder
 
     def get(self, case: Case) -> Exact:
         """Return the expected values of a case: read from the folder, or else computed here."""

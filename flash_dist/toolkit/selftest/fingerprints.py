@@ -98,9 +98,9 @@ class Agreement:
     """The result of comparing one GPU's fingerprints with recorded ones."""
 
     cases: int
-    compared: int = 0
+    compared: int = 0  # number of cases that have a comparable reference
     gpu: str = ""  # the recorded GPU
-    recorded: str = ""
+    recorded: str = ""  # date of the recording
     mismatches: tuple[Mismatch, ...] = ()
     nearest: str = ""  # text on recorded GPUs that differ only in multiprocessors
 

@@ -34,7 +34,7 @@ class Member:
     setting: Setting
     fingerprints: tuple[Fingerprint, ...]
     result: CheckResult  # of the selftest, or the reason why it did not run
-    round: int = 0
+    round: int = 0  # index of the round
 
     @property
     def where(self) -> str:

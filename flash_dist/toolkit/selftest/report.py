@@ -49,8 +49,8 @@ class RanVariant:
     """A variant that really ran, as described by the CUDA runtime."""
 
     symbol: str
-    binary_version: int
-    ptx_version: int
+    binary_version: int  # compute capability of the loaded SASS, times 10
+    ptx_version: int  # target of the PTX that the SASS was made from, times 10
 
     def __str__(self) -> str:
         return f"{self.symbol}: binaryVersion {self.binary_version}, ptxVersion {self.ptx_version}"
@@ -89,7 +89,7 @@ class SelftestReport:
     """Results of the selftest of one device."""
 
     device: str  # "0", "cpu"
-    runs: int
+    runs: int  # number of runs of each case
     cases: int  # number of cases that were completed
     findings: tuple[CaseFinding, ...] = ()
     loaded: tuple[RanVariant, ...] = ()

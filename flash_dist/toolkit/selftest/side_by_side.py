@@ -34,7 +34,7 @@ class Progress:
 
     done: int
     total: int  # 0: unknown
-    seconds_left: float | None = None
+    seconds_left: float | None = None  # None: unknown
 
     def __str__(self) -> str:
         if not self.total:
