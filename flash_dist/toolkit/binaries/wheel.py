@@ -48,7 +48,7 @@ _BROKEN = (
 
 
 class Wheel:
-    """An open wheel, as `open_wheel` returns it."""
+    """An open wheel, which `open_wheel` yields."""
 
     def __init__(self, path: str, archive: zipfile.ZipFile, budget: Budget) -> None:
         self.path = path

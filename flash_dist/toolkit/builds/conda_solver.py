@@ -77,7 +77,7 @@ def list_dependencies(
     """List all dependencies for index.json.
 
     Raises:
-        AuditError: conda cannot express a dependency of the wheel.
+        AuditError: conda cannot express a dependency, or no known driver loads the code.
     """
     needed = map_dependencies(metadata, machine)
     return [*needed, f"__glibc >={glibc}", f"__cuda >={oldest_cuda(manifest)}"]

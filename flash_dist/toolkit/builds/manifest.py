@@ -92,7 +92,7 @@ class KernelRecord:
     registers: int | None  # None for PTX, see assembled_for
     spill_bytes: int | None
     stack_bytes: int | None
-    static_smem: int | None
+    static_smem: int | None  # bytes per block
     dynamic_smem: int  # bytes per block
     threads: int | None  # maximum per block; None: a plain kernel without launch bounds
     proof: str

@@ -229,7 +229,7 @@ def run_cases(
     """Run cases on one device and report progress.
 
     Raises:
-        ExtensionError: There is no case.
+        ExtensionError: There are no cases.
     """
     if not cases:
         message = "the dispatcher has no complete set of kernels for this device"
