@@ -71,7 +71,7 @@ def find_foreign_claims(package: CondaContents, file_name: str) -> Iterator[str]
     """Describe the metadata in a package that does not follow from the wheel inside.
 
     Raises:
-        KernelsError: The wheel inside cannot be read.
+        KernelsError: The wheel inside cannot be read, or cannot become a conda package.
     """
     index = package.index
     stem = "-".join(str(index.get(key, "")) for key in ("name", "version", "build"))

@@ -2,10 +2,10 @@
 
 A driver chooses code from each fatbin separately, so a library that has a target may contain
 kernels without code for this target. A fatbin without kernels lacks nothing. Device linking makes
-one fatbin; its PTX stays in the fatbins of the objects that were linked. Some libraries choose
-among their fatbins themselves. Then several fatbins count as one: fatbins that nothing registers,
-and fatbins of one target each whose kernel names differ only in the target. A kernel whose compiled
-name holds its target twice is meant for that target alone: `fwd_sm90_bf16_sm90a`.
+one fatbin; the PTX stays in the fatbins of the linked objects. Some libraries choose among their
+fatbins themselves. Then several fatbins count as one: fatbins that nothing registers, and fatbins
+of one target each whose kernel names differ only in the target. A kernel whose compiled name
+contains its target twice is meant for that target alone: `fwd_sm90_bf16_sm90a`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BY_NAME: Final = (
 
 ALLOWED: Final = "no code for {} in {} of {}, as --allow-missing allows"
 
-_NAMED: Final = 3  # maximum of fatbins named in one message
+_NAMED: Final = 3  # maximum number of fatbins named in one message
 _AS_GOOD: Final = ("native", "family")
 
 
@@ -46,7 +46,7 @@ def serves(arch: Arch, required: Arch) -> bool:
 
     `arch` must be compiled for the required compute capability, and run on every GPU that runs code
     for `required`: sm_100a does not replace sm_100, which also runs on 10.3. SASS of an older minor
-    version and PTX never replace another target. Nothing else replaces PTX or a suffixed target.
+    version and PTX never replace another target. PTX and suffixed targets cannot be replaced.
     """
     if arch == required:
         return True
@@ -60,7 +60,7 @@ def _is_compiled_for(arch: Arch, required: Arch) -> bool:
 
 
 def _unserved(arch: Arch, required: Arch) -> tuple[Device, ...]:
-    """Return the known GPUs that run code for `required` but no code for `arch`."""
+    """Return the known GPUs that run code for `required`, but not code for `arch`."""
     served = (device for device in KNOWN_DEVICES if judge(required, device))
     return tuple(device for device in served if not judge(arch, device))
 
@@ -137,7 +137,7 @@ class _Fatbins:
 
     judged: Mapping[int, Sequence[Arch]]  # linked fatbins; if there are none, relocatable ones
     with_kernels: Sequence[int]  # fatbins with kernels; all fatbins if no kernel is known
-    together: Mapping[int, Sequence[Arch]]  # with those that count as one with it
+    together: Mapping[int, Sequence[Arch]]  # with the targets of fatbins that count as one with it
     complete: Sequence[Sequence[Arch]]  # targets of each object that linked fatbins come from
     bound: AbstractSet[int]  # fatbins whose kernels are meant for their single target
 
@@ -153,7 +153,7 @@ class _Fatbins:
         return cls(judged, _find_full(judged, inspection), together, complete, bound)
 
     def lacking(self, required: Arch, groups: Mapping[int, Sequence[Arch]]) -> list[int]:
-        """Return the fatbins that have kernels, but lack a target in `groups`.
+        """Return the fatbins with kernels for which `groups` has no target that serves `required`.
 
         Fatbins that are meant for another target count only if all fatbins lack the required one.
         """
@@ -165,7 +165,7 @@ class _Fatbins:
 
 
 def _group(report: FatbinReport) -> dict[tuple[bool, int], list[Arch]]:
-    """Return the targets of each fatbin with code, by relocatability and container."""
+    """Return the targets of each fatbin with code, keyed by (is relocatable, container number)."""
     groups = {
         place: [entry.arch for entry in images if entry.arch is not None]
         for place, images in report.groups().items()
@@ -178,7 +178,10 @@ def _has(archs: Iterable[Arch], required: Arch) -> bool:
 
 
 def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> list[int]:
-    """Return the fatbins with kernels, or all if none is known. Unregistered ones count as one."""
+    """Return the fatbins with kernels, or all if no kernel is known.
+
+    All unregistered fatbins count as one fatbin.
+    """
     full = {kernel.container for kernel in inspection.kernels or ()}
     alone = inspection.report.unregistered
     found = [one for one in groups if one in full or (one in alone and not alone.isdisjoint(full))]
@@ -188,7 +191,7 @@ def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> 
 def _share_by_name(
     groups: Mapping[int, Sequence[Arch]], stems: Mapping[int, AbstractSet[str]]
 ) -> dict[int, Sequence[Arch]]:
-    """Return each fatbin's targets, with those of fatbins whose kernels differ only in target."""
+    """Return each fatbin's targets, merged with those of fatbins that share a stem with it."""
     homes: defaultdict[str, list[int]] = defaultdict(list)
     for number, found in stems.items():
         for stem in found:
@@ -211,10 +214,10 @@ def _share_by_name(
 def _find_stems(
     groups: Mapping[int, Sequence[Arch]], inspection: Inspection
 ) -> tuple[dict[int, set[str]], set[int]]:
-    """Return the kernel names without the target, by fatbin, for fatbins of one target.
+    """Return the stems of each fatbin of one target: its kernel names without the target.
 
-    A fatbin is left out if one of its kernel names does not hold the target. Also return the
-    fatbins in which every name holds the target more than once.
+    A fatbin is left out if one of its kernel names does not contain the target. Also return the
+    fatbins in which every name contains the target more than once.
     """
     targets = {
         number: set(archs)

@@ -1,4 +1,4 @@
-"""Checks that file name, dist-info, METADATA, WHEEL and `_build.json` describe one wheel.
+"""Checks that file name, dist-info, METADATA, WHEEL and `_build.json` describe the same wheel.
 
 An installer reads all but the last: the file name for tags, METADATA for dependencies, WHEEL for
 where the files go.
@@ -58,7 +58,7 @@ _METADATA_HEADERS: Final = frozenset(
         "Summary",
     }
 )
-# Fields of free text in any script; no installer acts on them.
+# Fields of free text, which may contain non-ASCII characters; no installer acts on them.
 _TEXTS: Final = frozenset(
     {"Author", "Author-email", "Keywords", "Maintainer", "Maintainer-email", "Summary"}
 )

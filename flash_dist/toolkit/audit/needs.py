@@ -21,7 +21,7 @@ _PYTHON: Final = re.compile(r"_?Py[A-Z_]\w*")  # functions and types of CPython
 
 
 def read_floor(file_name: str) -> int | None:
-    """Return the lowest minor version of glibc in the tags: 34 for `manylinux_2_34`, or None."""
+    """Return the lowest glibc minor version in the tags: 34 for `manylinux_2_34`; else None."""
     found = [int(match[1]) for match in _TAG.finditer(file_name)]
     return min(found, default=None)
 
@@ -36,7 +36,7 @@ def find_glibc(wheel: Wheel, libraries: Iterable[str]) -> Iterator[int]:
 
 
 def find_python(wheel: Wheel, libraries: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each library that uses symbols of Python or initialises a module, with one symbol."""
+    """Yield each library that uses or defines symbols of Python's C API, with one such symbol."""
     for name, library in _read(wheel, libraries):
         symbols = (*(one.name for one in library.undefined), *library.defined())
         found = next(filter(_PYTHON.fullmatch, symbols), None)

@@ -1,4 +1,4 @@
-"""Options of `audit`, from the command line or from `[tool.NAME.audit]`."""
+"""Options of `audit`, from the command line or from `[tool.NAME.audit]` in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ OF_LIBRARIES: Final = ("require", "forbid-extra", "allow-missing", "no-stubs", "
 
 
 def read_options(path: Path) -> AuditOptions:
-    """Read the table of a pyproject.toml; an absent file sets no options.
+    """Read `[tool.NAME.audit]` in a pyproject.toml; an absent file sets no options.
 
     Raises:
         UsageError: The file cannot be read, or has an unknown key or value.
@@ -149,7 +149,7 @@ def _find_table(path: Path) -> Mapping[str, Any]:
 
 
 def parse_size(text: str) -> int:
-    """Parse a size: `100MB`, `1.5 GiB` or a number of bytes."""
+    """Return the number of bytes in a size such as `100MB`, `1.5 GiB` or `100000000`."""
     match = _SIZE.fullmatch(text.strip())
     size = math.inf if match is None else float(match[1]) * _UNITS[match[2]]
     if size == math.inf:

@@ -1,4 +1,4 @@
-"""Compares a wheel with its `_build.json`. Trusts only what can be seen in the wheel.
+"""Checks a wheel's `_build.json` against the name, the GPU code and the libraries of the wheel.
 
 The audit fails closed: anything unreadable or unexpected is a problem.
 """
@@ -48,7 +48,7 @@ class TargetSize:
     kernels: int
     images: int
     packed: int  # compressed bytes in the libraries
-    unpacked: int
+    unpacked: int  # bytes after decompression
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class AuditResult:
     """Findings of the audit of one wheel."""
 
     contents: WheelContents
-    budget_bytes: int | None
+    budget_bytes: int | None  # maximum size of the wheel; None: no limit
     problems: tuple[Finding, ...]
 
     def __bool__(self) -> bool:
@@ -93,7 +93,7 @@ def audit_wheel(path: str | os.PathLike[str], *, budget_bytes: int | None = None
         budget_bytes: Largest file size that passes.
 
     Raises:
-        KernelsError: The file is not a wheel with such a manifest, or cannot be read.
+        KernelsError: The file is not a wheel with a manifest, or cannot be read.
     """
     return audit_contents(read_contents(path), budget_bytes=budget_bytes)
 
@@ -137,7 +137,7 @@ def _name_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _declared_problems(manifest: Manifest) -> Iterator[str]:
-    """Check that each kernel is declared once, for the targets of the arch set and no others."""
+    """Check that no kernel is declared twice, and that the targets are those of the arch set."""
     symbols = Counter((kernel.symbol, kernel.target) for kernel in manifest.kernels)
     yield from (
         f"{one} is declared {n} times for {arch}"
@@ -214,7 +214,7 @@ def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
 
 
 def _image_problems(contents: WheelContents) -> Iterator[str]:
-    """Check that each image is compressed, for a target of the set and, if PTX, of one kernel."""
+    """Check the target and the compression of each image, and that PTX holds one kernel."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
     plain = {one.symbol for one in contents.manifest.kernels if one.is_plain}
@@ -230,7 +230,7 @@ def _image_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _is_plain(image: Image, plain: set[str]) -> bool:
-    """Tell if an image is of a plain .cu file, whose PTX holds all kernels of the file."""
+    """Tell if an image comes from a plain .cu file, whose PTX holds all kernels of the file."""
     return {kernel.name for kernel in image.kernels} <= plain
 
 

@@ -2,7 +2,7 @@
 
 The last day is in the key's file, which users get from a source that they trust. A day in a signed
 file would prove nothing, because the signer writes it. After its last day a key proves nothing, not
-even for a signature with an older date: a thief of the private key can backdate signatures.
+even for a signature with an older date: whoever steals the private key can backdate signatures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PublicKey:
     """A public key and its last day."""
 
     public: str  # 32 bytes in hexadecimal
-    expires: date
+    expires: date  # the last day
 
     @property
     def keyid(self) -> str:

@@ -1,4 +1,4 @@
-"""Requirements on a release, and the shortfalls of a set of libraries of any package.
+"""Requirements on a release of any package, and the shortfalls of its libraries.
 
 The check fails closed: no GPU code, an image of unknown format or an unreadable file is a
 shortfall.
@@ -134,7 +134,7 @@ def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> I
 
 
 def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterator[str]:
-    """Say why `driver` would not run images on GPUs of their own compute capability."""
+    """Say why `driver` cannot run images on the GPUs that the images were compiled for."""
     reasons: dict[str, int] = {}
     for entry in entries:
         if entry.arch is not None:

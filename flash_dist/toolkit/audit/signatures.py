@@ -1,4 +1,4 @@
-"""Verifies the signatures of a release, which prove the manifest and the origin of each file.
+"""Verifies the signatures of a release: on its manifest, and on the provenance of each file.
 
 Signatures are in DSSE envelopes: `manifest.dsse.json` next to `manifest.json`, and for each file X
 `X.intoto.dsse.json` next to `X.intoto.json`, the statement of its provenance. An envelope must hold
@@ -79,7 +79,8 @@ def read_signed(path: Path, kind: str, keys: Sequence[PublicKey], day: date) -> 
         The data in the file, and the name of the key that signed it.
 
     Raises:
-        UnprovenError: No valid key signed the file, it differs from its envelope, or is not JSON.
+        UnprovenError: The file or its envelope cannot be read, no valid key signed the file, or the
+            file differs from its envelope or is not JSON.
     """
     text = _read(path)
     envelope = _read_envelope(envelope_of(path), kind)
@@ -175,7 +176,7 @@ class SignedRelease:
     def check(self, path: Path, sha256: str) -> tuple[CheckResult, ...]:
         """Check one file of the release: signature, provenance and the files next to it.
 
-        Without a valid signature of the manifest, only this failure is returned.
+        If the manifest has no valid signature, return only that failure.
 
         Args:
             path: The file.
@@ -232,6 +233,8 @@ def read_release(
 ) -> SignedRelease:
     """Read a manifest, and check its signature.
 
+    An invalid signature does not raise: it is the failed check `signature` of the result.
+
     Args:
         manifest: The file.
         keys: The keys that may have signed the manifest.
@@ -266,7 +269,7 @@ def _read_statement(data: Any, subject: Mapping[str, Any]) -> str:  # noqa: ANN4
 
 
 def _find_strangers(folder: Path, listing: Listing, project: str) -> Iterator[tuple[Path, str]]:
-    """Yield files in a folder that differ from the listing, or are of the project but not listed.
+    """Yield files that differ from the listing, and files of the project that are not listed.
 
     Yields:
         The path of each file, and a sentence that says how it differs.

@@ -67,7 +67,7 @@ class Verification:
 
     path: str
     sha256: str  # empty: unreadable
-    listing: Listing | None
+    listing: Listing | None  # None: no manifest was given
     results: tuple[CheckResult, ...]
 
     def __bool__(self) -> bool:
@@ -224,7 +224,7 @@ def check_paths(package: CondaContents) -> CheckResult:
 
 
 def check_archive(path: Path) -> CheckResult:
-    """Check that each byte of a wheel belongs to one regular file, the same for all readers."""
+    """Check that each byte of a wheel belongs to one regular file, so that all readers agree."""
     with open_file(path) as file:
         members, problems = read_members(file)
     problems = (*problems, *find_foreign_kinds(members))
@@ -237,7 +237,7 @@ def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
     """Check that a wheel holds exactly a dist-info and the files that its build lists."""
     with open_wheel(path) as wheel, open_file(path) as file:
         manifest = read_manifest_in(wheel)
-        names = {*wheel.names, *list_names(file)}  # zipfile omits folders and cuts names at NUL
+        names = {*wheel.names, *list_names(file)}  # Wheel omits folders, zipfile cuts names at NUL
         foreign = list(find_foreign_names(names, manifest, more=more))
     if foreign:
         summary = "the wheel holds files that are not of this package, or lacks some"

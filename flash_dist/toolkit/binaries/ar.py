@@ -1,7 +1,7 @@
 """Reads the members of an archive of object files (`.a`, `.lib`) by name and offset.
 
-Long names come in three forms: `/12` points into the table in member `//` (GNU, Microsoft), and
-`#1/20` says that the first 20 bytes of the data are the name (BSD).
+Long names come in two forms: `/12` is an offset in the table of the member `//` (GNU, Microsoft),
+and `#1/20` says that the first 20 bytes of the data are the name (BSD).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Member(NamedTuple):
     """A file in the archive. Several may have the same name."""
 
     name: str
-    offset: int
+    offset: int  # of the data in the archive
     size: int
 
 
@@ -41,7 +41,7 @@ def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Memb
     """Yield the members in order, without symbol and name tables.
 
     Raises:
-        FatbinError: The file is not an archive, is damaged, or is a thin archive (only names).
+        FatbinError: The file is not an archive, is damaged, or is a thin archive without data.
     """
     end = file.seek(0, 2)
     file.seek(0)

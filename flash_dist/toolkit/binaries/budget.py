@@ -30,7 +30,8 @@ class Limit(NamedTuple):
     per_byte: A file's allowance per byte of its size.
     most: Maximum for one file, the shared allowance included.
 
-    Measured on 40 libraries of CUDA 12 and 13, torch, NCCL, cuDNN and cuBLAS, up to 1 GB.
+    The largest values in the comments below were measured on 40 libraries of CUDA 12 and 13,
+    torch, NCCL, cuDNN and cuBLAS, each of up to 1 GB.
     """
 
     words: str
@@ -41,10 +42,10 @@ class Limit(NamedTuple):
 
 _MEMBERS: Final = f"members (a library counts as {LIBRARY_COST})"
 LIMITS: Final[dict[Work, Limit]] = {
-    # Largest values measured: 16 times the file's size, and 6 GB with the members of a wheel.
+    # Largest values measured: 16 times the file's size; 6 GB for a wheel and all its members.
     "bytes": Limit("bytes to unpack", 64 << 20, 64, 64 << 30),
-    # Holes in a file do not count. Largest value measured: 6 GB, with the members of a wheel. PTX
-    # that is slow to search counts more, see cubin.py.
+    # Holes in a file do not count. Largest value measured: 6 GB for a wheel and all its members.
+    # PTX that is slow to search counts more, see gpucode/cubin.py.
     "searched": Limit("bytes to search", 64 << 20, 64, 32 << 30),
     "members": Limit(_MEMBERS, 50_000, 1 / 256, 1_000_000),  # measured: 12 500 in 600 MB
     "images": Limit("images of GPU code", 5_000, 1 / 64, 50_000),  # measured: 18 000 in cuFFT
@@ -94,8 +95,8 @@ class Budget:
         """Count some work.
 
         Raises:
-            LimitError: This or earlier work exceeds what was left of the file's and the shared
-                allowance.
+            LimitError: `amount`, in this or an earlier call, exceeds what is left of both
+                allowances together.
         """
         missing = max(0, amount - self._own[work])
         if missing > self._shared[work] and not self._refusal:

@@ -37,7 +37,8 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
     Data of the codec `none` is returned as it is, unchecked.
 
     Raises:
-        FatbinError: The data is damaged, has another size, or is larger than any real image.
+        FatbinError: The codec is unknown, or the data is damaged, unpacks to another size, or is
+            larger than any real image.
     """
     if codec == "none":
         return data
@@ -59,7 +60,7 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
 
 
 def decompress_zstd(data: bytes, size: int) -> bytes:
-    """Unpack one zstd frame, to at most one byte more than `size`."""
+    """Unpack one zstd frame, but no more than `size + 1` bytes of it."""
     zstd, options = _import_zstd()
     decoder = zstd.ZstdDecompressor(options=options)
     try:
@@ -111,10 +112,10 @@ def read_zstd_frame(
 
 @contextmanager
 def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Read the frames of a zstd file of unknown size as a stream.
+    """Open a zstd file as a stream of unpacked bytes. Its unpacked size need not be known.
 
     Raises:
-        FatbinError: The data is damaged. Errors of reads inside the block become this error.
+        FatbinError: The data is damaged. zstd errors in the `with` block are converted to it.
     """
     zstd, options = _import_zstd()
     try:
@@ -126,7 +127,7 @@ def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def _import_zstd() -> tuple[ModuleType, dict[int, int]]:
-    """Return Python's zstd module, and options for its decompressors that bound the window."""
+    """Return Python's zstd module, and decompressor options that limit the window size."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd  # noqa: PLC0415  (absent on a broken install)
@@ -180,7 +181,7 @@ def decompress_lz4(data: bytes, size: int) -> bytes:
 def _read_length(data: bytes, place: int, length: int) -> tuple[int, int]:
     """Return a length and the offset after it.
 
-    After a full nibble come bytes to add, of which the last is below 255.
+    After a nibble of 15 come bytes to add to it, up to and including the first one below 255.
     """
     if length == _NIBBLE_FULL:
         while data[place] == _LENGTH_CONTINUES:

@@ -67,7 +67,7 @@ def short_name(demangled: str) -> str:
 
 
 def _read_nested(mangled: str) -> str:
-    """Return `cutlass::device_kernel<...>` of `_ZN7cutlass13device_kernelI...`.
+    """Return `cutlass::device_kernel<...>` for `_ZN7cutlass13device_kernelI...`.
 
     Source: Itanium C++ ABI, 5.1.2 and 5.1.4: a nested name is a list of lengths and identifiers.
     """
@@ -85,7 +85,7 @@ def _read_nested(mangled: str) -> str:
 
 
 def _walk(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield each character: its index, the character, and how many brackets are open before it."""
+    """Yield each character's index, the character, and the number of brackets open before it."""
     opened: list[str] = []
     count = dict.fromkeys("([{<", 0)
     for place, character in enumerate(text):
@@ -107,14 +107,14 @@ def _walk(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 class _Child:
-    """The demangling process. It starts with the first name, and stays off after some failures."""
+    """The demangling process: starts with the first name, stays off after MAX_FAILURES failures."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._failures = 0
 
     def ask(self, name: str) -> str:
-        """Return the demangled name, empty if there is none."""
+        """Return the demangled name; empty if the name cannot be demangled."""
         if not sys.platform.startswith("linux") or self._failures >= MAX_FAILURES:
             return ""
         try:
@@ -144,7 +144,7 @@ class _Child:
 
 
 def _exchange(process: subprocess.Popen[bytes], name: str) -> str:
-    """Send a name as one line, and return the one line that the child answers."""
+    """Send a name to the child as one line, and return the line that it sends back."""
     if process.stdin is None or process.stdout is None:
         return ""
     process.stdin.write(name.encode() + b"\n")
@@ -182,7 +182,7 @@ def serve() -> None:
 
 
 def load() -> Callable[[bytes], bytes]:
-    """Return the demangler of libstdc++; without libstdc++, a function that demangles nothing."""
+    """Return the demangler of libstdc++. It returns b"" on failure, or if libstdc++ is absent."""
     try:
         function = ctypes.CDLL(LIBRARY)["__cxa_demangle"]
         free = ctypes.CDLL(None)["free"]

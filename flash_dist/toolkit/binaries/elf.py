@@ -26,7 +26,7 @@ SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 MAX_SECTIONS = 1_000_000
 LONG_NAME = 64  # bytes; longer names count as several symbols
-MAX_OVERLAP = 16  # bytes of names read per byte of their table: names may share endings
+MAX_OVERLAP = 16  # maximum bytes read per byte of a string table; names may share endings
 
 LOADED, EXECUTABLE = 2, 4  # flags of a section
 _CLASS64_LITTLE = b"\x02\x01"
@@ -80,7 +80,11 @@ class Elf:
 
 
 def read_elf(data: Buffer, budget: Budget | None = None) -> Elf:
-    """Read header and section table. A file without section table has no sections."""
+    """Read the header and the section table. A file without this table has no sections.
+
+    Raises:
+        FatbinError: The file is damaged, or not 64-bit little-endian.
+    """
     if len(data) < _HEADER.size:
         message = f"ELF file is truncated: {len(data)} bytes, the header alone has {_HEADER.size}"
         raise FatbinError(message)
@@ -103,7 +107,7 @@ def _read_sections(
     data: Buffer, table: int, count: int, names: int, budget: Budget
 ) -> tuple[Section, ...]:
     first = unpack(_SECTION, data, table)
-    # With more than 65279 sections, both real values are in the first section header.
+    # Values above 65279 do not fit into the ELF header; the first section header holds them.
     count = count or first[5]
     names = first[6] if names == SHN_XINDEX else names
     if count > MAX_SECTIONS or table + count * _SECTION.size > len(data):
@@ -124,9 +128,9 @@ def _read_sections(
 
 
 def check_overlap(kind_of_file: str, sections: Iterable[Section], file_size: int) -> None:
-    """Check that sections hold at most twice the data of the file, which bounds the work.
+    """Check that all sections together have at most twice the file's size, to bound the work.
 
-    NOTE: a section past the end is no error here: old cubins have `.nv_debug.shared` there.
+    NOTE: a section past the end is not an error here: old cubins have `.nv_debug.shared` there.
 
     Raises:
         FatbinError: The sections hold too much data.
@@ -154,7 +158,7 @@ def _slice(data: Buffer, offset: int, size: int) -> bytes:
 
 
 class StringTable:
-    """NUL-terminated names; rejects reads that in total exceed MAX_OVERLAP times the table."""
+    """Table of NUL-terminated names. At most MAX_OVERLAP times its size may be read in total."""
 
     def __init__(self, data: bytes, budget: Budget | None = None) -> None:
         self._data = data

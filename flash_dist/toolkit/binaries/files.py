@@ -35,7 +35,7 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a regular file for reading.
 
     Raises:
-        FatbinError: The file is absent, empty, not regular, or not readable for this user.
+        FatbinError: The file is absent, empty, not a regular file, or cannot be opened.
     """
     name = os.fspath(path)
     try:
@@ -65,10 +65,10 @@ def read_if_possible(path: Path) -> str:
 
 
 def hash_file(file: IO[bytes], method: str = "sha256") -> bytes:
-    """Return the digest of an open file, from its position to its end.
+    """Return the digest of an open file, from its current position to its end.
 
     Raises:
-        ValueError: This Python does not know the method.
+        ValueError: This Python does not support the hash algorithm `method`.
     """
     digest = hashlib.new(method)
     while chunk := file.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""Parses untrusted JSON strictly: only texts that every reader reads in the same way."""
+"""Parses untrusted JSON strictly: accepts only text that all parsers read in the same way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SHOWN: Final = 100  # maximum characters of a name in a message
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
-    """Parse JSON, and reject texts that two readers may read differently.
+    """Parse JSON, and reject text that two parsers may read differently.
 
     Raises:
         ValueError: The text is not JSON, has a key twice in one object, or holds NaN or Infinity.

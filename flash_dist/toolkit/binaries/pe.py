@@ -53,7 +53,7 @@ def read_pe(data: Buffer, budget: Budget | None = None) -> tuple[Section, ...]:
 
 
 def is_object(data: Buffer) -> bool:
-    """Recognise a COFF object file by its machine and the absence of an optional header.
+    """Tell if the data is a COFF object file: a known machine, and no optional header.
 
     COFF has no magic number.
     """
@@ -104,7 +104,7 @@ def _read_name(raw: bytes, strings: StringTable | None) -> str:
 
 
 def _read_strings(data: Buffer, start: int, budget: Budget | None) -> StringTable | None:
-    """Return the string table from its size field on, where offsets start; None if unusable."""
+    """Return the string table, its size field included; None if it is absent or damaged."""
     if not 0 < start <= len(data) - _STRINGS_SIZE.size:
         return None
     size = unpack(_STRINGS_SIZE, data, start)[0]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-MAX_ENTRIES = 1 << 16  # entries of a list; real lists have dozens
+MAX_ENTRIES = 1 << 16  # maximum entries of a list; real lists have dozens
 MAX_NAME = 1 << 16
 
 _HEADER = Struct("<HHIQQQIHHHHHH")  # fields after the 16 bytes that identify the file
@@ -35,7 +35,7 @@ _DT_STRTAB, _DT_STRSZ = 5, 10
 
 @dataclass(frozen=True)
 class Platform:
-    """Platform of a file: the machine of its ELF header and the width of an address."""
+    """Platform in an ELF header: machine number, bits of an address, little-endian or not."""
 
     machine: int
     bits: int
@@ -46,7 +46,7 @@ def read_platform(data: Buffer) -> Platform:
     """Read the platform of an ELF file of any kind from its header.
 
     Raises:
-        FatbinError: The data are not an ELF file.
+        FatbinError: The data is not an ELF file.
     """
     if len(data) < _HEADER_BYTES or data[:4] != ELF_MAGIC:
         message = "it is not an ELF file"
@@ -62,7 +62,7 @@ def is_shared(data: Buffer) -> bool:
 
 
 class AddressMap:
-    """Maps addresses of the loaded library to offsets in the file."""
+    """Maps addresses of the loaded library to offsets in the file, and back."""
 
     def __init__(self, parts: Iterable[tuple[int, int, int]]) -> None:
         """Store the address, the file offset and the number of bytes of each part."""
@@ -71,7 +71,7 @@ class AddressMap:
         self._places = sorted((place, size, start) for start, place, size in self.parts)
 
     def find(self, address: int) -> int | None:
-        """Return the file offset of an address; None if no part has it."""
+        """Return the file offset of an address; None if no part contains it."""
         number = bisect_right(self._starts, address) - 1
         if number < 0:
             return None
@@ -79,7 +79,7 @@ class AddressMap:
         return place + address - start if address < start + size else None
 
     def locate(self, offset: int) -> int | None:
-        """Return the address of a file offset; None if no part has it."""
+        """Return the address of a file offset; None if no part contains it."""
         number = bisect_right(self._places, (offset, 1 << 64, 0)) - 1
         if number < 0:
             return None
@@ -88,11 +88,11 @@ class AddressMap:
 
 
 class Segments:
-    """The loaded parts of a file.
+    """The segments and the dynamic section of an ELF file.
 
     Args:
         data: The file.
-        whole: Reject a file that ends before its loaded data ends. Loading such a file would crash.
+        whole: Reject a truncated file, which ends before its last loaded segment does.
 
     Raises:
         FatbinError: From every method: the file is damaged, or not 64-bit little-endian.
@@ -138,7 +138,10 @@ class Segments:
         return unpack(form, self.data, place)
 
     def follow(self, tag: int, form: Struct, step: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield offset and fields of each list entry; field `step` is the distance to the next."""
+        """Yield the file offset and the fields of each entry of the list that `tag` points to.
+
+        Field number `step` of an entry is the distance to the next entry, 0 in the last one.
+        """
         address = self.first(tag)
         place = self.locate(address) if address is not None else None
         for _ in range(MAX_ENTRIES):
@@ -149,9 +152,9 @@ class Segments:
             place = place + entry[step] if entry[step] else None
 
     def name(self, offset: int) -> str:
-        """Return a name of the string table.
+        """Return the name at an offset of the string table.
 
-        All names together may not be much longer than the table.
+        The total length of the names read is limited, because names may overlap.
         """
         start, limit = self._strings
         place = start + offset

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-MAX_CHAIN = 1 << 14  # names with one hash value; real tables have a few
+MAX_CHAIN = 1 << 14  # maximum names in one bucket of a hash table; real tables have a few
 
 _SYMBOL = Struct("<IBBHQQ")
 _U16, _U32, _U64 = Struct("<H"), Struct("<I"), Struct("<Q")
@@ -47,7 +47,7 @@ _DT_VERDEF, _DT_VERNEED = 0x6FFFFFFC, 0x6FFFFFFE
 
 @dataclass(frozen=True)
 class Version:
-    """A version that a library requires: `GLIBC_2.34` of `libc.so.6`."""
+    """A version that a library requires: `GLIBC_2.34` of `libc.so.6`; a weak one may be absent."""
 
     file: str
     name: str
@@ -121,7 +121,7 @@ class SharedObject:
         )
 
     def defined(self) -> Iterator[str]:
-        """List the symbols that other libraries can use."""
+        """Yield the names of the symbols that other libraries can use."""
         for name, info, _, section, _, _ in self._symbols():
             if name and section and info >> 4 != _STB_LOCAL:
                 yield self._image.name(name)
@@ -158,7 +158,7 @@ class SharedObject:
     def _count(self, address: int) -> int:
         """Return the number of symbols. No tag of the dynamic section holds it, but hash tables do.
 
-        NOTE: an empty GNU hash table does not tell the number; a section header, if any, does.
+        NOTE: an empty GNU hash table does not contain the number; a section header, if any, does.
         """
         table = self._image.first(_DT_HASH)
         if table is not None:
@@ -198,7 +198,7 @@ class SharedObject:
 
 
 class _HashTable:
-    """A GNU hash table: a filter, then chains of hash values, the last of each with bit 0 set."""
+    """A GNU hash table: Bloom filter, buckets, chains. Bit 0 is set in the last hash of a chain."""
 
     def __init__(self, image: Segments, address: int) -> None:
         place = image.locate(address)
@@ -215,7 +215,7 @@ class _HashTable:
             raise FatbinError(message)
 
     def candidates(self, name: str) -> Iterator[int]:
-        """Yield the indices of the symbols whose GNU hash, except bit 0, is that of a name."""
+        """Yield the indices of the symbols with the same GNU hash as `name`, ignoring bit 0."""
         value = hash_name(name.encode())
         place = self._filter_at + _U64.size * (value // 64 % self._words)
         word = self._image.unpack(_U64, place)[0]

@@ -163,7 +163,7 @@ def _parse_pax(data: bytes) -> dict[str, str]:
         blank = data.find(b" ", place, place + _MAX_DIGITS)
         digits = data[place : max(place, blank)]
         end = place + (int(digits) if digits.isdigit() else 0)
-        # NOTE: a record that ends where it starts would loop for ever.
+        # NOTE: a record that ends where it starts would cause an endless loop.
         is_record = place < blank < end <= len(data)
         key, separator, value = data[blank + 1 : end].partition(b"=") if is_record else (b"",) * 3
         if not separator or not value.endswith(b"\n"):

@@ -1,7 +1,7 @@
 """Reads parts of an open file on demand, without mapping it.
 
-A mapped file that shrinks during a read ends the process with SIGBUS; here it is an ordinary error.
-Small reads that are near each other share one window.
+If a mapped file shrinks during a read, SIGBUS ends the process. Here, the read raises an error.
+Small reads near each other are served from one buffer of 4096 bytes.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class FileView:
         return FileView(self._handle, self._start + start, min(size, self._size - start))
 
     def find(self, wanted: bytes, start: int = 0, end: int | None = None) -> int:
-        """Return the offset of some bytes, -1 if they do not occur. Holes of the file are skipped.
+        """Return the offset of `wanted`, or -1 if it does not occur. Holes of the file are skipped.
 
-        NOTE: bytes that begin with a zero may begin in a hole, so holes are read for them.
+        NOTE: if `wanted` begins with a zero, it may begin in a hole, so holes are searched, too.
         """
         end = self._size if end is None else min(end, self._size)
         step = _WINDOW

@@ -1,8 +1,8 @@
 """Opens an untrusted wheel: checks names, bounds sizes, installs and executes nothing.
 
-Python's zipfile bounds the output of stored and deflated members. For bzip2 and LZMA, zipfile
-unpacks a whole piece, to up to a thousand times its size, and allocates a dictionary of any size
-that the member declares. Here every member is unpacked piece by piece.
+Python's zipfile limits the bytes that one read unpacks from a stored or deflated member. For bzip2
+and LZMA it has no such limit, and it allocates an LZMA dictionary of any size that the member
+declares. This module unpacks every member in pieces of limited size.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BROKEN = (
 
 
 class Wheel:
-    """An open wheel, as `open_wheel` returns it."""
+    """An open wheel, which `open_wheel` yields."""
 
     def __init__(self, path: str, archive: zipfile.ZipFile, budget: Budget) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class Wheel:
         return self._info(name).file_size
 
     def read(self, name: str) -> bytes:
-        """Return the contents of a small member, such as METADATA."""
+        """Return the contents of a member of at most MAX_TEXT_BYTES, such as METADATA."""
         return b"".join(self._chunks(name, MAX_TEXT_BYTES))
 
     def head(self, name: str) -> bytes:
@@ -122,7 +122,8 @@ def open_wheel(
         budget: Limit on the work, by default one that follows from the file's size.
 
     Raises:
-        FatbinError: The file is not a wheel, or holds names that no valid wheel has.
+        FatbinError: The file is not a wheel, holds too many files, or holds names that no valid
+            wheel has.
     """
     name = os.fspath(path)
     with open_file(name) as file:
@@ -173,8 +174,9 @@ def read_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[byt
     """Yield the contents of a member and check them against its header.
 
     Raises:
-        FatbinError: The LZMA dictionary is unreasonably large.
+        FatbinError: The LZMA dictionary is larger than MAX_DICTIONARY.
         zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError: The member is damaged.
+        RuntimeError: The member is encrypted, or its compression is not supported.
     """
     with archive.open(info) as member:  # compares both headers, and refuses encryption
         if info.compress_type not in {zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_ENTRIES: Final = 10_000
-MAX_BYTES: Final = 2 << 30  # maximum unpacked bytes of an archive; no build comes near
+MAX_BYTES: Final = 2 << 30  # maximum unpacked bytes of an archive; builds are far smaller
 
 _END = Struct("<4s4H2IH")
 _ENTRY = Struct("<4s6H3I5H2I")
@@ -60,15 +60,15 @@ class Member:
     size: int
     packed: int
     crc: int
-    method: int
+    method: int  # 0: stored, 8: deflated
     flags: int
-    moment: int
+    moment: int  # DOS date in the high 16 bits, DOS time in the low 16 bits
     place: int  # offset of the member's header
     raw_name: bytes
 
 
 def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
-    """Return the members of a zip archive, and the problems of its list, headers and data."""
+    """Return the members of a zip archive, and a sentence for each problem that was found."""
     members: list[Member] = []
     problems: list[str] = []
     try:
@@ -164,9 +164,9 @@ def _read_list(file: IO[bytes], members: list[Member], problems: list[str]) -> i
 
 
 def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
-    """Return the packed and the unpacked size, and whether `extra` is other than expected.
+    """Return the packed size, the unpacked size, and whether `extra` is unexpected.
 
-    Expected are no extra fields, or one ZIP64 field with both sizes.
+    `extra` should be empty, or one ZIP64 field with both sizes.
     """
     if not extra:
         return packed, size, False

@@ -2,7 +2,7 @@
 
 A `.conda` file is a zip archive of two tar archives (conda.io, "Package specification"):
 `info-*.tar.zst` holds index.json (for solvers) and paths.json (every file with its SHA-256),
-`pkg-*.tar.zst` holds the files. Files of a wheel lie in `site-packages/`.
+`pkg-*.tar.zst` holds the files. The files of the wheel are in `site-packages/`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def open_conda(path: str | os.PathLike[str]) -> Iterator[CondaContents]:
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read index.json, which solvers read, of any conda package.
+    """Read index.json, the metadata for solvers, from any conda package.
 
     Raises:
         FatbinError: The file is not a conda package, or cannot be read.
@@ -83,7 +83,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_claims(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, PackedFile]]:
-    """Read index.json and the list of files of any conda package.
+    """Read index.json and paths.json, the list of files, from any conda package.
 
     Raises:
         FatbinError: The file is not a conda package, or cannot be read.
@@ -160,7 +160,10 @@ def _parse_info(path: str, info: dict[str, bytes]) -> tuple[dict[str, Any], dict
 
 
 def _repack(opened: Wheel, path: Path) -> tuple[dict[str, PackedFile], dict[str, bytes]]:
-    """Write all files as a wheel. Return their hashes by path, and METADATA and WHEEL by name."""
+    """Write all files as a wheel.
+
+    Return the hash and size of each file by path, and the first MiB of METADATA and WHEEL by name.
+    """
     files: dict[str, PackedFile] = {}
     texts: dict[str, bytes] = {}
     with (

@@ -77,14 +77,14 @@ def list_dependencies(
     """List all dependencies for index.json.
 
     Raises:
-        AuditError: conda cannot express a dependency of the wheel.
+        AuditError: conda cannot express a dependency, or no known driver loads the code.
     """
     needed = map_dependencies(metadata, machine)
     return [*needed, f"__glibc >={glibc}", f"__cuda >={oldest_cuda(manifest)}"]
 
 
 def constrain_gpus(archs: Iterable[Arch]) -> str:
-    """Return the GPUs that the targets serve as a version constraint: `>=10.0,<11.0a0|>=12.0`.
+    """Return a version constraint for the GPUs that the targets serve: `>=10.0,<11.0a0|>=12.0`.
 
     Raises:
         AuditError: The targets serve no GPU.
@@ -105,8 +105,11 @@ def constrain_gpus(archs: Iterable[Arch]) -> str:
 def oldest_cuda(manifest: Manifest) -> str:
     """Return the CUDA version of the oldest driver that loads the code, such as `13.0`.
 
-    The version is the one that SASS needs. PTX of a later minor version needs a newer driver. conda
-    cannot express which GPUs run PTX; doctor checks it.
+    This driver loads the SASS. The PTX may need a newer one. conda cannot express which GPUs run
+    PTX, so `doctor` checks their driver.
+
+    Raises:
+        AuditError: No known driver loads the code.
     """
     origins = {one.origin for one in declare_build(manifest).variants}
     origins = origins or {Origin(manifest.toolkit.cuda)}

@@ -36,7 +36,7 @@ class Naming:
         return f"{self.name}/{FILE_NAME}"
 
     def members(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return the libraries of the wheel, libraries with kernels first."""
+        """Return the paths of the wheel's libraries, libraries with kernels first."""
         return tuple(f"{self.name}/{one}" for one in manifest.libraries)
 
 
@@ -47,9 +47,9 @@ _MANIFEST = re.compile(rf"([a-z][a-z0-9_]*)/{re.escape(FILE_NAME)}")
 
 
 def find_naming(names: Collection[str]) -> Naming | None:
-    """Return the naming of a wheel: of this package, or of the package whose manifest it holds.
+    """Return the naming of this package, or of the package whose manifest the wheel holds.
 
-    Return None for a wheel of another package that holds no manifest, or several.
+    Return None if the wheel is of another package and holds no manifest, or several.
     """
     if any(name.startswith(f"{NAME}/") for name in names):
         return OWN
@@ -80,9 +80,9 @@ class WheelContents:
     """The contents of a wheel."""
 
     path: str
-    size: int
-    libraries: tuple[str, ...]
-    metadata_version: str
+    size: int  # bytes of the wheel
+    libraries: tuple[str, ...]  # member names
+    metadata_version: str  # the package's version in METADATA
     manifest: Manifest
     images: tuple[Image, ...]
     linkage: dict[str, Linked]  # by member name
@@ -90,7 +90,7 @@ class WheelContents:
 
     @property
     def file_name(self) -> str:
-        """The wheel's name, which holds version and tags."""
+        """The wheel's file name, which contains its version and tags."""
         return Path(self.path).name
 
     @property

@@ -1,6 +1,6 @@
 """Expected dynamic dependencies of a wheel's libraries, and compression of their images.
 
-The runtime of CUDA 13 is linked statically. The available toolkit for CUDA 12.4 has no static
+The runtime of CUDA 13 is linked statically. The toolkit for CUDA 12.4 on PyPI has no static
 runtime: libcudart is loaded from the package nvidia-cuda-runtime-cu12, which the wheel depends on,
 or from the lib folder of a conda environment.
 """
@@ -34,11 +34,11 @@ class Linkage:
 
     system: frozenset[str]  # libraries that any library may need
     runtime: frozenset[str] = frozenset()  # CUDA libraries that libraries with kernels need
-    runtime_path: tuple[str, ...] = ()
+    runtime_path: tuple[str, ...] = ()  # folders to search for them
     codec: str = "zstd"  # compression of every image
 
     def needs(self, library: str, manifest: Manifest, *, kernels: bool) -> frozenset[str]:
-        """Return exactly the libraries that a library must need, besides system libraries."""
+        """Return exactly the libraries that `library` must need in addition to system libraries."""
         own = self.runtime if kernels else frozenset()
         if library != BINDING:
             return own
@@ -85,7 +85,7 @@ def requirements_of(manifest: Manifest) -> tuple[str, ...]:
 
 
 def runtime_requirements(cuda: str) -> tuple[str, ...]:
-    """Return the requirements on CUDA packages that wheels for a CUDA version have."""
+    """Return the CUDA packages that wheels for a CUDA version require; empty from CUDA 13 on."""
     if not has_shared_runtime(cuda):
         return ()
     major, minor = parse_version(cuda)

@@ -53,10 +53,10 @@ def read_listing(path: Path) -> Listing:
 
 
 def make_listing(path: Path, data: Any) -> Listing:  # noqa: ANN401 - any JSON
-    """Return the files that a parsed manifest lists; `path` is where it was read.
+    """Return the listing in a parsed manifest; `path` is the file that it was read from.
 
     Raises:
-        ManifestError: The data are not a manifest.
+        ManifestError: The data is not a manifest.
     """
     try:
         return Listing(str(path), _read_files(data))

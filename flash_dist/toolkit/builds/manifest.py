@@ -46,7 +46,7 @@ class ToolkitInfo:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """The machine that compiled the host code."""
+    """Compiler and C library of the machine that compiled the host code."""
 
     compiler: str
     glibc: str
@@ -83,7 +83,7 @@ class Assembled:
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """The record of one kernel variant."""
+    """One kernel variant, with the resources that its compiled code uses."""
 
     symbol: str
     family: str
@@ -92,8 +92,8 @@ class KernelRecord:
     registers: int | None  # None for PTX, see assembled_for
     spill_bytes: int | None
     stack_bytes: int | None
-    static_smem: int | None
-    dynamic_smem: int
+    static_smem: int | None  # bytes per block
+    dynamic_smem: int  # bytes per block
     threads: int | None  # maximum per block; None: a plain kernel without launch bounds
     proof: str
     assembled_for: tuple[Assembled, ...] = ()
@@ -108,7 +108,7 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a manifest."""
+    """The contents of `_build.json`."""
 
     package_version: str
     arch_set: ArchSet
@@ -116,9 +116,9 @@ class Manifest:
     toolkit: ToolkitInfo
     host: HostInfo
     flags: tuple[str, ...]
-    torch_headers: str
-    torch_min: str
-    torch_tested_max: str
+    torch_headers: str  # version of torch whose headers the binding was compiled with
+    torch_min: str  # oldest supported version
+    torch_tested_max: str  # newest tested version
     targets: tuple[TargetInfo, ...]
     kernels: tuple[KernelRecord, ...]
     sources: str = ""  # hash of the files that the libraries were compiled from
@@ -228,7 +228,7 @@ class Manifest:
         }
 
     def to_text(self) -> str:
-        """Return the file's text: one line per target and kernel, the same for the same content."""
+        """Return the file's text, one line per target and kernel; the same for equal manifests."""
         data = self.to_json()
         lists = {name: data.pop(name) for name in ("targets", "kernels")}
         text = json.dumps(data, indent=1).removesuffix("\n}")

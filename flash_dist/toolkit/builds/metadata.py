@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 NAME: Final = "METADATA"
-ANY_PYTHON: Final = ("py3", "none")  # tag of every wheel: no library uses symbols of Python
+ANY_PYTHON: Final = ("py3", "none")  # tags of every wheel: no library uses symbols of Python
 PYTHON: Final = ">=3.10"  # Requires-Python of every wheel
 # Raised by email and by packaging, which before version 26 fails on a Content-Type without text.
 _REFUSALS: Final = (AssertionError, AttributeError, MessageError, ValueError)

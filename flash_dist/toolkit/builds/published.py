@@ -12,7 +12,7 @@ proof   how far code of a target was proven on real hardware: `native` (it ran t
 picks   by machine and client, the set for a client that asks for none: it must serve every GPU for
         which a set of this machine has SASS; `*` means every other client
 
-Builds and the installed package read the same file. It is JSON, which every Python reads.
+Builds and the installed package read the same file. It is JSON, which every Python can parse.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MEGA = 1_000_000
 
 
 def load_archsets(path: Source | None = None) -> dict[str, ArchSet]:
-    """Read the sets by name, in file order; by default the sets of the package itself.
+    """Read the arch sets of a file, by default of the package. Return them by name, in file order.
 
     Raises:
         ArchError: The file cannot be read, or holds a set that cannot be built.
@@ -85,6 +85,9 @@ def load_proofs(path: Source | None = None) -> dict[Arch, Proof]:
 
     `native` code ran on its GPU; `jit` code ran after the driver compiled it for a newer GPU. A
     target that is not in the table was only `assembled`.
+
+    Raises:
+        ArchError: The file cannot be read, or has an unknown target or proof.
     """
     proofs: dict[Arch, Proof] = {}
     for target, proof in _section(path, "proof").items():

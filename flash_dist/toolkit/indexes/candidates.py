@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offer:
-    """The candidates of an index, and the files that cannot be candidates."""
+    """The candidates of an index, and the reasons why other files are not candidates."""
 
     candidates: tuple[Candidate, ...]
     problems: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
     candidates = [one for one in read if isinstance(one, Candidate)]
     labelled = {_release(one) for one in candidates if _has_label(one)}
     return Offer(
-        tuple(  # of a release with labelled wheels, drop the others
+        tuple(  # if a release has labelled wheels, drop its unlabelled ones
             one for one in candidates if _has_label(one) or _release(one) not in labelled
         ),
         (*([left_out] if unfit else []), *(one for one in read if isinstance(one, str))),
@@ -99,8 +99,8 @@ def _read_candidate(wheel: IndexedWheel) -> Candidate:
 def _read_label(wheel: IndexedWheel) -> tuple[str, tuple[Arch, ...], str]:
     """Return the arch set, targets and toolkit that a wheel's version names.
 
-    The label of the version is a published set, or a list such as `sm75.sm86`. A version without a
-    label, as on PyPI, means the default set for the wheel's CPU.
+    The label of the version names a published set, or lists targets: `sm75.sm86`. A version without
+    a label, as on PyPI, means the default set for the wheel's CPU.
     """
     label = wheel.label
     if wheel.version.local is None:

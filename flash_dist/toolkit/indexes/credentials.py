@@ -4,7 +4,7 @@
     UV_INDEX_NAME_USERNAME, UV_INDEX_NAME_PASSWORD  where UV_INDEX or UV_DEFAULT_INDEX has NAME=URL
     NETRC, ~/.netrc                               a line `machine HOST login USER password PASSWORD`
 
-A password is sent only to its own server, also after redirections, and appears in no message.
+A password is sent only to its own server, even after redirections, and appears in no message.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _PORTS: Final = {"http": 80, "https": 443}
 Origin = tuple[str, str, int]
 Login = tuple[str, str]
 
-# Logins by server, from addresses that the user named: links on their pages contain no login.
+# Logins by server, from addresses that the user named: links on the pages there contain no login.
 _given: Final[dict[Origin, Login]] = {}
 
 
 def without_credentials(url: str) -> str:
-    """Return an address that may be shown, and remember its credentials for its server."""
+    """Return an address without its credentials, and store them for requests to its server."""
     try:
         parts = urlsplit(url)
         login, _, host = parts.netloc.rpartition("@")
@@ -61,7 +61,7 @@ def _origin_of(url: str) -> Origin | None:
 
 
 def find_login(url: str, environ: Mapping[str, str]) -> Login | None:
-    """Find user and password for an address, None if there are none."""
+    """Return the user and the password for an address; None if there are none."""
     origin = _origin_of(url)
     if origin is None:
         return None

@@ -18,7 +18,7 @@ METHODS: Final = (*_METHODS, *_WEAK)
 
 
 def choose_digest(hashes: Mapping[str, object]) -> str:
-    """Return the first of METHODS that is named, as `sha256=<hex>`; empty if there is none."""
+    """Return the first hash in the order of METHODS, as `sha256=<hex>`; empty if there is none."""
     return next((f"{name}={hashes[name]}" for name in METHODS if name in hashes), "")
 
 

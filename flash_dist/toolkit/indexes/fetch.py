@@ -1,4 +1,4 @@
-"""Fetches pages and files by http, https and file addresses, bounded in size and time."""
+"""Fetches pages and files over http and https, with limits on their size and on time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def local_path(url: str) -> Path | None:
     """Return the path of a `file:` address; None for another address.
 
     Raises:
-        FetchError: The address names a host, or contains a NUL.
+        FetchError: The address names a host other than localhost, or contains a NUL.
     """
     if not url.lower().startswith("file:"):
         return None

@@ -52,9 +52,9 @@ class IndexedWheel:
     project: str  # as spelled in indexes: "my-kernels"
     version: Version
     tags: frozenset[Tag]
-    size: int | None = None
+    size: int | None = None  # bytes; None: unknown
     digest: str = ""  # such as `sha256=<hex>`; empty if unknown
-    requires_python: str = ""
+    requires_python: str = ""  # such as `>=3.10`; empty if unknown
     index: str = ""  # the value for `pip --index-url`; empty if there is none
 
     @property
@@ -75,7 +75,7 @@ class IndexedWheel:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 in the wheel's link; empty if there is none."""
+        """The SHA-256 that the page states for the wheel; empty if there is none."""
         method, _, value = self.digest.partition("=")
         return value if method == "sha256" else ""
 
@@ -188,7 +188,10 @@ def _walk(folder: Path) -> Iterator[tuple[Link, str]]:
 
 
 def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
-    """Yield the links of a page and of the pages below it, each with the address of its page."""
+    """Yield the links of a page, each with the address of its page.
+
+    If a project is given, also crawl the pages below that may have its wheels.
+    """
     waiting, seen, found = [url], {url}, 0
     patience = Patience()
     while waiting and len(seen) <= MAX_PAGES:
@@ -209,7 +212,7 @@ def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
 
 
 def _leads_to(link: Link, page: str, project: str) -> bool:
-    """Tell if a link may lead to wheels of the project, in a folder one level down."""
+    """Tell if a link leads to a folder below the page that may hold the project's wheels."""
     folder = _folder(page)
     if not link.url.endswith("/") or len(link.url) <= len(folder):
         return False
@@ -256,7 +259,7 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
         _refuse_tags(name)
         project, version, _, tags = parse_wheel_filename(name)
         path = local_path(link.url)
-    except (FetchError, ValueError):  # InvalidWheelFilename, or a number of thousands of digits
+    except (FetchError, ValueError):  # InvalidWheelFilename, or a number with thousands of digits
         return None
     is_of_index = page and canonicalize_name(last_part(_folder(page))) == project
     return IndexedWheel(
@@ -281,7 +284,7 @@ def _refuse_tags(name: str) -> None:
 
 
 def ask_size(wheel: IndexedWheel, patience: Patience | None = None) -> IndexedWheel:
-    """Return a wheel with its size, from the server if the page omits it."""
+    """Return a wheel with its size. Ask the server if the page omits it; the size may stay None."""
     if wheel.size is not None or wheel.is_local:
         return wheel
     try:

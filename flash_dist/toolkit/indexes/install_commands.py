@@ -48,7 +48,7 @@ def find_commands(
         candidate: The set.
         index: The index that has the wheel of the set; None if none has.
         release: The version to install if there is no index.
-        installed: The version that is installed.
+        installed: The installed version; empty if there is none.
     """
     wheel = candidate.wheel
     if wheel is None:
@@ -56,7 +56,7 @@ def find_commands(
     if wheel.index:
         named = tuple(_from_index(wheel, stays=_stays(installed, wheel)))
     else:
-        # The hash that the page states is part of the address, so that pip and uv require it.
+        # The hash that the page states is part of the address, so that pip and uv check it.
         hashed = wheel.digest and not wheel.is_local
         place = shlex.quote(f"{wheel.location}#{wheel.digest}" if hashed else wheel.location)
         named = (Command("pip", f"pip install {place}"), Command("uv", f"uv pip install {place}"))

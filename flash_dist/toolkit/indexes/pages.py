@@ -33,8 +33,8 @@ class Link:
 
     url: str  # without a fragment
     digest: str = ""  # such as `sha256=<hex>`; empty if unknown
-    requires_python: str = ""
-    size: int | None = None
+    requires_python: str = ""  # such as `>=3.10`; empty if unknown
+    size: int | None = None  # bytes; None: unknown
     yanked: bool = False
 
     @cached_property
@@ -47,7 +47,7 @@ def parse_page(text: str, url: str) -> tuple[Link, ...]:
     """Return the links of a page, in order.
 
     Raises:
-        FetchError: The page begins as JSON but cannot be parsed, has a newer API version, or has
+        FetchError: The page begins as JSON but cannot be parsed, has another API version, or has
             more than MAX_LINKS links.
     """
     found = _parse_json(text, url) if text.lstrip().startswith("{") else _parse_html(text, url)
@@ -60,7 +60,7 @@ def parse_page(text: str, url: str) -> tuple[Link, ...]:
 
 
 def _require_api(version: object, url: str) -> None:
-    """Reject a page of a newer version than is supported."""
+    """Reject a page whose major API version is not API_VERSION."""
     major = str(version).partition(".")[0]
     if major != str(API_VERSION):
         message = f"cannot read the index `{url}`: it is of API version {version!s:.20}, this reads"

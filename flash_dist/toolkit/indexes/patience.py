@@ -49,7 +49,7 @@ class Patience:
             self._until += number / self._rate
 
     def follow(self, connection: socket.socket) -> None:
-        """Shut down this connection as well when time is over, even during its handshake."""
+        """Add a connection to shut down when the time is over, even during its handshake."""
         self._sockets.append(connection.dup())
 
     @contextmanager
@@ -77,7 +77,7 @@ class Patience:
 
 
 def make_handlers(patience: Patience) -> tuple[urllib.request.BaseHandler, ...]:
-    """Return handlers for http and https whose connections are shut down when time is over."""
+    """Return handlers for http and https whose connections are shut down when the time is over."""
 
     class Plain(http.client.HTTPConnection):
         def connect(self) -> None:

@@ -53,8 +53,8 @@ class Candidate:
 
     name: str  # the name of the arch set, or the label in the wheel's version
     build: Build
-    size: int | None = None
-    version: Version | None = None
+    size: int | None = None  # bytes of the wheel; None: unknown
+    version: Version | None = None  # None: a set without a wheel
     wheel: IndexedWheel | None = None
 
     @property
@@ -98,7 +98,7 @@ class Selection:
     """The choice for some GPUs, and the alternatives."""
 
     devices: tuple[Device, ...]  # GPUs that some build could serve, each once, oldest first
-    driver: Driver | None
+    driver: Driver | None  # None: unknown, counts as new enough
     candidates: tuple[Judged, ...]  # the chosen set first, then by size; without one, best first
     chosen: Judged | None
     unservable: tuple[Device, ...] = ()  # GPUs older than any build supports
@@ -138,7 +138,10 @@ def _verdict_to_json(verdict: DeviceVerdict) -> dict[str, Any]:
 
 
 def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
-    """Return a build of one kernel per dtype for these targets, to judge a set without a wheel."""
+    """Return a build that stands for a set without a wheel.
+
+    It has one kernel for each target and each combination of words that the target supports.
+    """
     origin = Origin(toolkit, None, toolkit_compression(toolkit))
     role, sizes = PRODUCT.main_role, (1,) * len(AXES.sizes)
     variants = tuple(
@@ -159,7 +162,7 @@ def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
 def candidates_of(
     archsets: Iterable[ArchSet], machine: str = DEFAULT_MACHINE
 ) -> tuple[Candidate, ...]:
-    """Return published sets without a local wheel, for one kind of CPU."""
+    """Return the published sets for one kind of CPU, as candidates without a wheel."""
     return tuple(
         Candidate(one.name, make_build(one.name, one.archs, one.toolkit), one.wheel_bytes)
         for one in archsets
@@ -188,9 +191,9 @@ def select(
 def _choose(
     wanted: Sequence[Device], driver: Driver | None, groups: Sequence[Sequence[Candidate]]
 ) -> tuple[Judged | None, list[Judged]]:
-    """Return the best set of the newest group with a set for all GPUs, and that whole group.
+    """Return the best set of the newest group that has a set for all GPUs, and the whole group.
 
-    Without such a group, return None and the newest group.
+    If no group has such a set, return None and the newest group.
     """
     situations = [Situation(device, driver) for device in wanted]
     for group in groups if wanted else ():

@@ -29,8 +29,8 @@ inline std::string error_text(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }
 
-// Returns the beginning of torch's out-of-memory errors, for which Python code searches, if memory
-// was not sufficient; an empty text for any other status.
+// If memory was not sufficient, returns the words that torch's out-of-memory errors begin with,
+// because Python code searches for them. Returns an empty text for any other status.
 inline const char* memory_words(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "CUDA out of memory. " : "";
 }

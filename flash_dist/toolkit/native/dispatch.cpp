@@ -109,7 +109,7 @@ std::string capability_text(const DeviceInfo& info) {
 // there is no compiler for it. Such a variant is refused for the rest of the process. Any other
 // failure may be temporary (memory, a stream capture, a device in use) or has nothing to do with
 // the image (an error of an earlier kernel, the driver): taking the next variant would then change
-// the plan and the bits.
+// the plan and the bits of the result.
 //
 // The quotes are NVIDIA's descriptions, CUDA Runtime API, "Data types used by CUDA Runtime".
 bool is_refusal(cudaError_t status) {
@@ -205,8 +205,8 @@ class Candidates {
     return nullptr;
   }
 
-  // Returns, each with its reason, the variants that cannot run on the device or did not load, and
-  // the loaded variants that refuse the arguments. Variants that were not tried are missing.
+  // Returns the variants that cannot run on the device or did not load, and the loaded variants
+  // that refuse the arguments, each with its reason. Variants that were not tried are missing.
   std::vector<Refusal> refused(const void* params) const {
     std::vector<Refusal> all = refused_;
     for (const Loaded& one : loaded_) {
@@ -376,8 +376,8 @@ std::string describe_words(const Values& values) {
   return text;
 }
 
-// Lists up to four combinations of words that kernels of the role exist for, those nearest to the
-// key first, and counts the others.
+// Lists up to four combinations of words for which the role has kernels, the nearest to the key
+// first, and counts the other combinations.
 void list_words(std::ostream& text, const KernelKey& key) {
   constexpr size_t MOST = 4;
   std::vector<Values> compiled;

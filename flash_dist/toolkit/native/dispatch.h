@@ -41,9 +41,9 @@ struct KernelKey {
   Values values;
 };
 
-// True if a variant has the smallest sizes of its family that hold the sizes of the key. Some
-// families leave calls that would fill at most half of the first size to the general family
-// (leaves_half_filled in the table of kernels). targets/verdict.py predicts the same.
+// True if a variant has the role and words of the key, and the smallest sizes of its family that
+// hold the key's. Some families leave calls that would fill at most half of the first size to the
+// general family (leaves_half_filled in the table of kernels). targets/verdict.py predicts this.
 bool is_meant(const Variant& variant, const KernelKey& key);
 
 // True if any variant, for whatever device, has the role and the words of a key.
@@ -75,9 +75,9 @@ struct DeviceInfo {
   int l2_bytes;
 };
 
-// device_info() asks the driver once per device, and select_kernel() tries each variant once per
-// device. Both restore the current device. Only a permanent reason is remembered as a refusal: any
-// other failure is an error, and the next call asks again.
+// device_info() queries the driver once per device, and select_kernel() tries each variant at most
+// once per device. Both restore the current device. Only a permanent reason is remembered as a
+// refusal: any other failure is an error, and the next call tries again.
 const DeviceInfo& device_info(int device);
 Selection select_kernel(int device, const KernelKey& key);
 

@@ -126,7 +126,7 @@ inline cudaLaunchAttribute in_clusters(int blocks) {
   return attribute;
 }
 
-// Launches this many blocks, or clusters of blocks if Config has a CLUSTER. Launches nothing for 0.
+// Launches `blocks` blocks, or as many clusters if Config::CLUSTER exceeds 1; nothing for 0.
 // Returns cudaErrorInvalidConfiguration if the grid would exceed its limit.
 template <class Config>
 cudaError_t launch_1d(const void* kernel, const void* params, int64_t blocks, cudaStream_t stream) {

@@ -23,7 +23,7 @@ std::string& last_error() {
 
 namespace {
 
-// Builds "[a, b]" or "{a, b}" from concatenated parts.
+// Builds "[a, b]" or "{a, b}"; the caller writes each item to next().
 class List {
  public:
   explicit List(const char* brackets) : brackets_(brackets) { text_ << brackets[0]; }
@@ -39,8 +39,8 @@ class List {
   int count_ = 0;
 };
 
-// Returns the JSON fields of a variant's role and axes, which are the same in every family of its
-// kernel.
+// Returns the JSON fields of a variant's role and axes. Variants of different families and targets
+// may have the same fields.
 std::string key_fields(const Variant& v) {
   std::ostringstream text;
   text << "\"role\": " << json_string(role_name(v.role));
@@ -77,7 +77,7 @@ std::string loaded_fields(const Loaded& kernel) {
   return text.str();
 }
 
-// Selects the kernels that serve the calls of a query such as "role=fwd dtype=bf16 head_dim=80".
+// Selects the variants that a question such as "role=fwd dtype=bf16 head_dim=80" asks for.
 class Filter {
  public:
   explicit Filter(const char* question) {

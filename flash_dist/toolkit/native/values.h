@@ -33,8 +33,8 @@ inline Values smallest_holding(const std::vector<Values>& compiled, const Values
   return best == nullptr ? Values{} : *best;
 }
 
-// Returns each combination of words that was compiled, with 0 for all sizes. The combinations nearest
-// to the call come first: those that differ on the fewest axes.
+// Returns each compiled combination of words, with 0 for all sizes. Combinations that differ from
+// the call on fewer axes come first.
 inline std::vector<Values> nearest_words(const std::vector<Values>& compiled,
                                          const Values& values) {
   std::vector<Values> found;

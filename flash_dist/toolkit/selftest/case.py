@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from .comparison import Tensors
 
-    # Returns the cases for a device, given the variants that the dispatcher selects: none for the
-    # CPU, or without a dispatcher.
+    # Returns the cases for a device. Arguments: the device, and the dispatcher's selections for it,
+    # which are empty for the CPU or without a dispatcher.
     ChooseCases = Callable[[torch.device, Sequence[dict[str, Any]]], Sequence["Case"]]
 
 __all__ = ["Case", "ChooseCases", "Exact", "make_values"]

@@ -1,4 +1,4 @@
-"""Child process of the selftest: run the kernels of one device and report every difference.
+"""Child process of the selftest: runs the kernels on one device, and reports differences.
 
     python -m PACKAGE.toolkit.selftest.child --device 0 --runs 30 --report FILE
 
@@ -168,7 +168,7 @@ def repeat(
 
 
 def find_differences(first: Tensors, results: list[Tensors]) -> Iterator[tuple[int, Difference]]:
-    """Yield each difference from the first run, after the index of the stream that computed it."""
+    """Yield the stream's index and the difference for each tensor that differs from run 0."""
     for number, result in enumerate(results):
         for difference in compare_bits(first, result):
             yield number, difference
@@ -229,7 +229,7 @@ def run_cases(
     """Run cases on one device and report progress.
 
     Raises:
-        ExtensionError: There is no case.
+        ExtensionError: There are no cases.
     """
     if not cases:
         message = "the dispatcher has no complete set of kernels for this device"

@@ -1,4 +1,4 @@
-"""Makes inputs from an integer hash, and compares results. Needs torch, no GPU."""
+"""Makes inputs from an integer hash, and compares results. Needs torch, but no GPU."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def make_values(
 
 
 def all_equal(expected: Tensors, others: Iterable[Tensors]) -> bool:
-    """Tell if all other results have the bits of `expected`. Synchronises with the device once."""
+    """Tell if all others have the same bits as `expected`. Synchronises with the device once."""
     same = [
         (_bits(expected[name]) == _bits(other[name])).all() for other in others for name in expected
     ]
@@ -152,7 +152,7 @@ def compare_values(
 def first_difference(
     name: str, differs: torch.Tensor, expected: torch.Tensor, actual: torch.Tensor
 ) -> Difference | None:
-    """Describe the elements that `differs` marks, with the values of the first; None for none."""
+    """Count the elements that `differs` marks, and describe the first; None if there are none."""
     count = int(differs.sum())
     if not count:
         return None

@@ -35,10 +35,10 @@ class ExactValues:
     """The expected values of cases; computed locally if there is no usable folder."""
 
     folder: Path | None = None
-    limit: int = LIMIT
+    limit: int = LIMIT  # maximum bytes in the folder
 
     def get(self, case: Case) -> Exact:
-        """Return the expected values of a case: computed here, or read from another process."""
+        """Return the expected values of a case: read from the folder, or else computed here."""
         if self.folder is None:
             return case.compute_exact()
         path = self.folder / f"{hashlib.sha256(case.name.encode()).hexdigest()}.pt"

@@ -98,9 +98,9 @@ class Agreement:
     """The result of comparing one GPU's fingerprints with recorded ones."""
 
     cases: int
-    compared: int = 0
+    compared: int = 0  # number of cases that have a comparable reference
     gpu: str = ""  # the recorded GPU
-    recorded: str = ""
+    recorded: str = ""  # date of the recording
     mismatches: tuple[Mismatch, ...] = ()
     nearest: str = ""  # text on recorded GPUs that differ only in multiprocessors
 
@@ -175,7 +175,7 @@ def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
 def compare_with(
     references: Sequence[Reference], setting: Setting, own: tuple[Fingerprint, ...]
 ) -> Agreement:
-    """Compare fingerprints with the recorded GPU of this setting with the most cases in common."""
+    """Compare fingerprints with the reference of the same setting that shares the most cases."""
     best = Agreement(len(own), nearest=_find_nearest(references, setting))
     for reference in references:
         if reference.setting != setting:
@@ -201,7 +201,7 @@ def _find_nearest(references: Iterable[Reference], setting: Setting) -> str:
 def compare_prints(
     theirs: Iterable[Fingerprint], own: Iterable[Fingerprint]
 ) -> tuple[int, tuple[Mismatch, ...]]:
-    """Return the number of cases of one setting that must agree, and those of them that differ."""
+    """Compare fingerprints of one setting. Return how many were comparable, and the mismatches."""
     known = {one.case: one for one in theirs}
     pairs = [
         (his, one) for one in own if (his := known.get(one.case)) is not None and one.key == his.key
@@ -264,7 +264,7 @@ def write_references(path: Path, references: Iterable[Reference]) -> None:
 def merge_references(
     known: Iterable[Reference], recorded: Iterable[Reference]
 ) -> tuple[Reference, ...]:
-    """Merge references; a recorded one replaces that of the same GPU, setting, drivers, toolkit."""
+    """Merge references; a new one replaces a known one of equal GPU, setting, drivers, toolkit."""
 
     def key(reference: Reference) -> tuple[object, ...]:
         drivers = sorted({one.driver for one in reference.fingerprints})

@@ -1,4 +1,4 @@
-"""Compares the selftests of many GPUs on many machines: those of one setting must agree.
+"""Compares the selftests of many GPUs on many machines: results of one setting must agree.
 
 A GPU that computes wrong bits without an error corrupts data silently. The odd GPUs are those that
 differ from the majority.
@@ -34,7 +34,7 @@ class Member:
     setting: Setting
     fingerprints: tuple[Fingerprint, ...]
     result: CheckResult  # of the selftest, or the reason why it did not run
-    round: int = 0
+    round: int = 0  # index of the round
 
     @property
     def where(self) -> str:

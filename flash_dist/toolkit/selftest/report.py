@@ -49,8 +49,8 @@ class RanVariant:
     """A variant that really ran, as described by the CUDA runtime."""
 
     symbol: str
-    binary_version: int
-    ptx_version: int
+    binary_version: int  # compute capability of the loaded SASS, times 10
+    ptx_version: int  # target of the PTX that the SASS was made from, times 10
 
     def __str__(self) -> str:
         return f"{self.symbol}: binaryVersion {self.binary_version}, ptxVersion {self.ptx_version}"
@@ -89,11 +89,11 @@ class SelftestReport:
     """Results of the selftest of one device."""
 
     device: str  # "0", "cpu"
-    runs: int
+    runs: int  # number of runs of each case
     cases: int  # number of cases that were completed
     findings: tuple[CaseFinding, ...] = ()
     loaded: tuple[RanVariant, ...] = ()
-    selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None: no dispatcher was asked
+    selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None: no dispatcher was used
     roles: tuple[str, ...] = ()  # of the kernels that ran
     imported: bool = True  # whether the compiled parts were loaded
     seconds: float = 0.0
@@ -104,7 +104,7 @@ class SelftestReport:
 
     @property
     def untested(self) -> tuple[str, ...]:
-        """The roles of the dispatcher's kernels for this device that no case launched."""
+        """The roles for which the dispatcher selected kernels, but no case launched one."""
         known = {kernel.split()[0] for kernel in self.selected or ()}
         return tuple(sorted(known - set(self.roles)))
 

@@ -1,4 +1,4 @@
-"""Runs the selftest of one device, which checks for bit-equal runs, correct values and no crash.
+"""Runs the selftest of one device, which fails for differing bits, wrong values or a crash.
 
 This is the parent side: it starts the child process (`child.py`), reads the child's report and
 judges the report.
@@ -66,7 +66,7 @@ def make_command(device: str, runs: int, child: Sequence[str] = CHILD) -> list[s
 
 
 def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
-    """Turn the events and the ending of the child process into a report."""
+    """Turn the outcome of the child process into a report."""
     events: defaultdict[str, list[Event]] = defaultdict(list)
     for event in outcome.events:
         events[str(event.get("event"))].append(event)

@@ -34,7 +34,7 @@ class Progress:
 
     done: int
     total: int  # 0: unknown
-    seconds_left: float | None = None
+    seconds_left: float | None = None  # None: unknown
 
     def __str__(self) -> str:
         if not self.total:
@@ -58,7 +58,7 @@ def count_places(devices: int, cores: int, free_bytes: int | None) -> int:
 
 
 def count_threads(places: int, cores: int) -> int:
-    """Return the number of CPU threads for each selftest that runs at the same time."""
+    """Return the number of CPU threads per selftest if `places` selftests run at the same time."""
     return max(1, min(MOST_THREADS, cores // places))
 
 
@@ -89,8 +89,8 @@ class SideBySide:
     Args:
         commands: The command of each selftest, by the name of the device.
         timeout: Seconds for one selftest.
-        cores: Cores of this host; None asks the host.
-        free_bytes: Free memory of this host; None asks the host.
+        cores: Cores of this host; by default detected.
+        free_bytes: Free memory of this host; by default detected.
     """
 
     def __init__(

@@ -214,8 +214,8 @@ inline bool is_loadable(const Tensor& t) {
   return loadable;
 }
 
-// Returns t, or a contiguous copy if 16-byte loads cannot read t. Python checks strides, but in a
-// compiled graph it knows neither addresses nor the strides that Inductor chose.
+// Returns t, or a contiguous copy if 16-byte loads cannot read t. Python checks strides, but cannot
+// check the addresses and strides that Inductor chooses in a compiled graph.
 inline Tensor make_loadable(const Tensor& t) { return is_loadable(t) ? t : copy(t); }
 
 inline void fill(const Tensor& t, double value) {

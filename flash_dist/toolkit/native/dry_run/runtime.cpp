@@ -40,7 +40,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   return cudaErrorInvalidValue;
 }
 
-// In a dry run, the pointer to a kernel points to its KernelEntry; see build.py.
+// In a dry run, the pointer to a kernel points to its KernelEntry; see ci/dry_run/build.py.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
   *attributes = {static_cast<const KERNEL_NAMESPACE::KernelEntry*>(kernel)->registers, 0, 0};
   return cudaSuccess;
