@@ -70,7 +70,7 @@ def check_torch(environment: Environment) -> CheckResult:
 
 
 def _prefer_another(environment: Environment, result: CheckResult) -> CheckResult:
-    """List each torch. Advise to use another installed one that fits, before a new one."""
+    """List every installed torch, and advise to use one that fits before installing another."""
     if not environment.torch.copies:
         return result
     first, *others = environment.torch.copies

@@ -34,7 +34,7 @@ class ContainerVerdict:
     how: How
     reason: str
     arch: Arch | None = None
-    fits_hardware: bool = True  # ignoring driver and variables
+    fits_hardware: bool = True  # the GPU could run it if driver and variables allowed
 
 
 @dataclass(frozen=True)
