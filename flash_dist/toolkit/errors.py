@@ -92,7 +92,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def explain_os_error(error: OSError) -> KernelsError:
-    """Describe in a sentence what the system refused, and for which file.
+    """Return an error that says what the system refused, and for which file.
 
     NOTE: a `shutil.Error` from copying a folder has no errno, and its text has a line for each
     file.

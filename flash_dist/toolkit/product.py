@@ -37,7 +37,7 @@ class Variable:
     """An environment variable of the package."""
 
     name: str
-    check: str  # a function that describes what is wrong with a value; "" if nothing is
+    check: str  # names a function that returns what is wrong with a value, or ""
     finding: Mapping[str, Any]  # the fields of an `Entry` for a wrong value
 
 
@@ -56,13 +56,13 @@ class Product:
     operators: str = ""  # module that registers the torch operators; empty: load the binding
     cases: str = ""  # part that returns a function to choose selftest cases, see `selftest.case`
     variables: tuple[Variable, ...] = ()
-    torch_note: str = ""  # function that makes the text below torch in `doctor -v`
+    torch_note: str = ""  # function that returns the note below torch in `doctor -v`
     # Module of each subcommand, by its name.
     subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # Measured cost of compiling its PTX with CUDA_MODULE_LOADING `lazy` and `eager`.
     jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)
     built_with: str = (
-        ""  # the toolkit, unless it is a folder of the sources: see `make.wheels.run_time`
+        ""  # the toolkit, unless it is part of the package's sources: `make.wheels.run_time`
     )
 
     @classmethod
@@ -73,7 +73,7 @@ class Product:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """The compiled files: the binding, and the library of a table's kernels if there is one."""
+        """File names of the compiled libraries; the binding is last, or the only one."""
         return tuple(dict.fromkeys((self.library, BINDING)))
 
     def load(self, reference: str) -> Any:  # noqa: ANN401 - whatever it names

@@ -52,7 +52,9 @@ def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, T
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """Return zeros of [first_axis_dim, ...] with `values` at the distinct rows `indices`.
+    """Return zeros of shape [first_axis_dim, ...] with `values` in the rows `indices`.
+
+    The indices must be distinct.
 
     Raises:
         TypeError: An argument is no tensor, or indices are no integers, or first_axis_dim is no

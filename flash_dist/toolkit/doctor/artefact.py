@@ -134,7 +134,7 @@ def _choose(index: Index, environment: Environment) -> tuple[IndexedWheel, tuple
     """Choose a wheel of this package by the GPUs, else the newest wheel for this Python and system.
 
     Returns:
-        The wheel, and sentences on wheels that could not be judged.
+        The wheel, and sentences on the wheels that were left out.
     """
     python, here = environment.python.partition(" ")[0], not environment.what_if
     own = [wheel for wheel in index.wheels if wheel.project == PROJECT]

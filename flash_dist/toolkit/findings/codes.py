@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MANY: Final = 8  # maximum matches of a code in one text: a log repeats its messages
 
-# Number, driver name, runtime name, text. A number may have several texts.
+# Number, driver name, runtime name (`-`: none), text. A number may have several texts.
 _TABLE: Final = """\
 1 INVALID_VALUE InvalidValue invalid argument
 2 OUT_OF_MEMORY MemoryAllocation out of memory

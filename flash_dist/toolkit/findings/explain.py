@@ -151,7 +151,7 @@ def _find_elided(text: Text) -> Iterator[Entry]:
 
 
 def _rate(entry: Entry, words: list[str]) -> float:
-    """Return the largest fraction of the words of a message that a text contains in order."""
+    """Return the largest fraction of any message's words that a text contains in order."""
     best = 0.0
     for message in entry.messages:
         own = _words(message)

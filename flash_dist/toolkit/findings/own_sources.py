@@ -30,7 +30,7 @@ _OPEN: Final = "\0"  # replaces a variable part
 
 _SKIPPED: Final = {"findings", "make"}  # messages of other programs; modules in no wheel
 _FEWEST: Final = 9  # fewest letters of a sentence without its variable parts
-_SURE: Final = 24  # a sentence of at least so many letters may begin anywhere in a line
+_SURE: Final = 24  # a sentence with at least this many letters may begin anywhere in a line
 _LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces
 _LONGEST_NAME: Final = 40  # maximum characters before a sentence that begins with a variable part
 _MOST_TRIES: Final = 200  # maximum places to try as the beginning of a sentence
@@ -64,7 +64,7 @@ class Sentence:
     function: str
     error: str = ""  # the class of the error with this text
     hint: str = ""
-    entry: str = ""  # the name of its finding
+    entry: str = ""  # the constant of its finding, such as "NO_GPU"
 
     def __str__(self) -> str:
         """Return the place and the error class of the sentence."""
@@ -239,10 +239,10 @@ def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.exp
 
 
 def find_own(pasted: str) -> tuple[Sentence, ...]:
-    """Find the longest of our sentences in a text, or all of the same rank.
+    """Find this package's longest sentence in a text; several if they have the same rank.
 
-    A sentence that a traceback names ranks before longer ones. A sentence with few fixed letters
-    counts only if the text also names this package.
+    A sentence whose function a traceback names ranks before longer sentences. A sentence with few
+    fixed letters counts only if the text also names this package.
     """
     if len(pasted.split()) < _FEWEST_WORDS:
         return ()
