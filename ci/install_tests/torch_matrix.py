@@ -1,4 +1,4 @@
-"""Test one wheel with every torch and Python that it supports: import it and call its operator.
+"""Test one wheel with each pair of torch and Python in PAIRS: import it and call its operator.
 
 The operator runs on the CPU. torch and its requirements come from uv's index, 3 to 5 GB per torch,
 and are deleted afterwards.
@@ -35,8 +35,8 @@ STREAM: Final = "aoti_torch_get_current_cuda_stream"
 
 CPU_CALL: Final = Path(__file__).with_name("cpu_call.py").read_text(encoding="utf-8")
 
-# The lookup with ctypes searches the binding and the libraries that
-# the binding needs, as the dynamic linker does.
+# The lookup with ctypes searches the binding and the libraries that the binding needs, as the
+# dynamic linker does.
 PROBE: Final = f"""{CPU_CALL}
 import ctypes, json, sysconfig
 print(json.dumps({{

@@ -52,7 +52,7 @@ def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) ->
 
 
 def error_of_rounded_out(out: torch.Tensor, dout: torch.Tensor) -> float:
-    """Estimate the error of a sink's gradient, for which kernels use delta from rounded out.
+    """Estimate the error of a sink's gradient due to the rounding of out, which delta uses.
 
     The estimate assumes that the rounding errors of elements and rows are independent.
 
