@@ -81,7 +81,7 @@ def compare_pass(pass_: str) -> str:
 
 
 def compare_newer() -> str:
-    """Compare our rates with other packages' newest kernels, on the shapes of the figure."""
+    """Compare our rates with other packages' newest kernels, on the shapes of the set `paper`."""
     passes = ("forward", "backward")
     lines = [
         [

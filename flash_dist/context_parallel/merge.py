@@ -19,9 +19,8 @@ def merge_attention(
     dtype of lse with plain torch operations, and rounded once to the wider dtype of out_a and
     out_b. It is differentiable with respect to all four arguments, any number of times. A row with
     lse -inf had no visible key: it contributes nothing, whatever its out contains, and the other
-    row's values are returned exactly. If both are -inf, so is the result, with out 0 and gradients
-    0.
-    Swapping a and b changes no bit; merging three results in another order may.
+    row's values are returned exactly. If both are -inf, the merged lse is -inf, and out and all
+    gradients are 0. Swapping a and b changes no bit; merging three results in another order may.
 
     Args:
         out_a: [batch, seqlen_q, num_heads_q, head_dim_v], [batch, seqlen_q, num_heads_kv,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 ByStep = dict[int, slice]
 
-ROWS: Final = 128  # queries that share a smallest first_key
+ROWS: Final = 128  # queries of which only the smallest first_key is exchanged
 # A range of keys begins at a multiple of this number, which the key blocks of most kernels divide.
 # So a kernel sums over the same key blocks as in a call with all keys.
 KEYS: Final = 384

@@ -175,7 +175,7 @@ def _name_arguments(scores: Scores) -> dict[str, Any]:
 
 
 def load_attention() -> Attention:
-    """Return the function that cases call; if it gets `lengths`, batch entry 0 packs documents."""
+    """Return the function that cases call; with `lengths`, the batch is one row of documents."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - needs the extension
     from ..attention.packed import flash_attn_varlen_func  # noqa: PLC0415
 

@@ -76,7 +76,7 @@ class AuditError(KernelsError):
 def show(value: object, most: int = 60) -> str:
     """Return the repr of a value on one line, shortened.
 
-    NOTE: Python writes no int of more than 4300 digits; a message must not fail because of that.
+    NOTE: repr raises ValueError for an int of more than 4300 digits; messages must not fail then.
     """
     if type(value) is int and abs(value) < 2**63:  # torch.compile cannot trace repr
         return f"{index(value)}"

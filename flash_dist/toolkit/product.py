@@ -43,7 +43,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Product:
-    """The package. A part is named `module` or `module:function`, relative to the package."""
+    """Description of a package; its parts are named `module` or `module:function` within it."""
 
     name: str  # name of the distribution, and namespace of its torch operators
     library: str  # file name of the library that has the kernels
@@ -52,7 +52,7 @@ class Product:
     axes: tuple[Mapping[str, Any], ...] = ()  # axes of its kernels, see `targets.axes`
     namespace: str = ""  # C++ namespace; empty: same as `name`
     oldest_gpu: str = ""  # compute capability; empty: the lowest that any axis needs
-    main_role: str = ""  # the kernel role that reports name first
+    main_role: str = ""  # the kernel role named first in reports
     operators: str = ""  # module that registers the torch operators; empty: load the binding
     cases: str = ""  # part that returns a function to choose selftest cases, see `selftest.case`
     variables: tuple[Variable, ...] = ()
@@ -62,7 +62,7 @@ class Product:
     # Measured cost of compiling its PTX with CUDA_MODULE_LOADING `lazy` and `eager`.
     jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)
     built_with: str = (
-        ""  # the toolkit, unless it is part of the package's sources: `make.wheels.run_time`
+        ""  # name of the toolkit that built it; empty if its own sources contain the toolkit
     )
 
     @classmethod

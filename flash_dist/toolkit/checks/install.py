@@ -39,7 +39,7 @@ def check_system(environment: Environment) -> CheckResult:
 
 
 def check_torch(environment: Environment) -> CheckResult:
-    """Check that torch exists, is new enough, supports CUDA if there are GPUs, and was tested."""
+    """Check that torch is new enough, tested with this build, and has CUDA if there are GPUs."""
     torch, installed = environment.torch, environment.installed
     if torch.status != "ok":
         if torch.status == "absent" and not IMPORTED_AS:  # a standalone toolkit has no operators

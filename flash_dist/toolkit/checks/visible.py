@@ -100,7 +100,7 @@ def _number(indices: Sequence[int]) -> str:
 
 
 def _describe_lost(environment: Environment, hidden: Sequence[PhysicalGpu]) -> Iterator[str]:
-    """Say what the GPUs hidden from CUDA would run, one line for GPUs that are alike."""
+    """Say which code the GPUs hidden from CUDA would run; identical GPUs share a line."""
     groups: dict[str, list[int]] = {}
     for gpu in hidden:
         use = f"{_describe(gpu)}{_judge_lost(environment, gpu)}"

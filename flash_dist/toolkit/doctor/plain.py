@@ -188,7 +188,7 @@ def _unfold(folded: Any, place: str) -> Any:  # noqa: ANN401 - an instance of it
 
 
 def _require_plain(data: Any, place: str, levels: int) -> None:  # noqa: ANN401 - any JSON
-    """Raise UnfitError for deep nesting, a control character, or a number that is not finite."""
+    """Raise UnfitError for deep nesting, a control character, or a huge or non-finite number."""
     if isinstance(data, str):
         _text(data, place)
     elif isinstance(data, (dict, list)):

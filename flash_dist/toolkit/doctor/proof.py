@@ -51,7 +51,7 @@ class Proof:
         runs: Number of runs of each case.
         timeout: Seconds allowed for one GPU.
         references: Recorded fingerprints; None for the fingerprints in the package.
-        child: Python's arguments in the selftest's child process, see `run_selftest`.
+        child: Arguments of Python for the selftest's child process; see `run_selftest`.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ def run_on_cpu(
         runs: Number of runs of each case.
         timeout: Seconds allowed.
         working: Shows progress, like `Proof.working`.
-        child: Python's arguments in the selftest's child process, see `run_selftest`.
+        child: Arguments of Python for the selftest's child process; see `run_selftest`.
     """
     what = "selftest of the cpu"
     alone = SideBySide({"cpu": make_command("cpu", runs, child)}, timeout=timeout)

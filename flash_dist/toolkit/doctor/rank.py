@@ -100,7 +100,7 @@ def prove_rank(
         environment: The machine of this process.
         proof: Shared by all rounds, so that the library is read once.
         runs: Number of runs of each case.
-        child: Python's arguments in the selftest's child process, see `run_selftest`.
+        child: Arguments of Python for the selftest's child process; see `run_selftest`.
     """
     host = socket.gethostname()
     gpus = environment.cuda.gpus

@@ -1,4 +1,4 @@
-"""Every error code of CUDA, as the driver, the runtime and other programs write it.
+"""The error codes of CUDA, as the driver, the runtime and other programs write them.
 
 `explain` finds a code in a text with this table, and doctor looks up the code that `cuInit`
 returned. Entries name the codes that they explain; codes without an entry are found too. Source:

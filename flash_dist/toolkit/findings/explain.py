@@ -106,7 +106,7 @@ def suggest(pasted: str) -> tuple[Entry, ...]:
 
 
 def _read_id(pasted: str) -> str:
-    """Read an id in any spelling: quoted, or as the end of an address."""
+    """Return a text in lower case without quotes; of an address, only the part after `#`."""
     return pasted.strip("`'\" \t\r\n").rpartition("#")[2].lower()
 
 

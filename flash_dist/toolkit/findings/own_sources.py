@@ -1,8 +1,8 @@
 """Finds this package's own sentences in pasted text, and explains them by their source.
 
-A sentence is any text of at least three words in a module outside of findings and make. Its
-variable parts are unknown beforehand; a sentence is recognised by its fixed words, in order and
-near each other.
+A sentence is any text of at least three words in a module outside of findings and make. Variable
+parts are unknown beforehand, so a sentence is recognised by its fixed words, which must be in order
+and near each other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OWN_SENTENCE: Final = Entry(
 )
 
 _FEWEST_ALONE: Final = 12  # fewest letters if the text does not name the package
-_LONGEST_TEXT: Final = 200_000  # most characters without spaces; of a longer log, the end is read
+_LONGEST_TEXT: Final = 200_000  # most characters without spaces; a longer log is cut at its start
 _SHOWN: Final = 3
 _LABEL: Final = re.compile(r"[\w)]:|(?:fail|warn|skip)\]")  # allowed before a sentence
 _LONGEST_LABEL: Final = 120
@@ -74,7 +74,7 @@ class Sentence:
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """The fixed text between the variable parts, without spaces."""
+        """The fixed texts between the variable parts, in lower case without spaces."""
         return tuple(filter(None, (squeeze(unquote(one)) for one in self.text.split(_OPEN))))
 
     def is_traced_in(self, pasted: str) -> bool:
