@@ -33,11 +33,11 @@ class Plan:
     groups: list[list[int]]  # steps whose keys are sent together; the same on every rank
     keys: ByStep  # keys of rank - s that queries of this rank attend to, for s > 0
     lent: ByStep  # keys of this rank that queries of rank + s attend to, for s > 0
-    smallest: Tensor | None  # `find_smallest` of each rank; None if nothing is exchanged
+    smallest: Tensor | None  # of all ranks, see `find_smallest`; None without exchange
 
     @cached_property
     def rows(self) -> ByStep:
-        """The queries of each step: all in step 0, then those that need keys of rank - s."""
+        """Queries by step: all in step 0, then a range with all that need keys of rank - s."""
         rows = {0: slice(0, self.seqlen)}
         if self.smallest is not None:
             size = len(self.smallest)
@@ -135,7 +135,7 @@ def find_key_ranges(smallest: list[list[int]], seqlen: int) -> dict[tuple[int, i
 
 
 def find_rows(smallest: Tensor, rank: int, source: int, size: int, seqlen: int) -> slice:
-    """Return the smallest range, in units of ROWS, of all queries that need another rank's keys.
+    """Return the smallest range, in blocks of ROWS, with all queries that need another rank's keys.
 
     Args:
         smallest: [2, n] on the CPU: the result of `find_smallest` on the rank with the queries.

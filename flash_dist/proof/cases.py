@@ -121,7 +121,7 @@ class Kernels:
 
     @property
     def is_latent(self) -> bool:
-        """True for latent keys (MLA), whose first columns are v; only they have such a head_dim."""
+        """True for latent keys (MLA), whose first columns are v; no other head_dim is as large."""
         return self.head_dim > max(_CACHED_SIZES)
 
 
