@@ -34,7 +34,7 @@ def merge_attention(
         lse: Like lse_a.
 
     Raises:
-        TypeError: An argument is no tensor, out has no floating point dtype, or lse is neither
+        TypeError: An argument is not a tensor, out has no floating point dtype, or lse is neither
             float32 nor float64.
         ValueError: Shapes or devices do not fit.
     """

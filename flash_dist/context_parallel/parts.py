@@ -1,4 +1,4 @@
-"""The work of a rank with the keys of another rank."""
+"""Chooses which queries of a rank attend to which keys of another rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's work with the keys of one rank: a range of its queries, and the visible keys."""
+    """A rank's work with the keys of one rank: the ranges of queries and keys, and the mask."""
 
     rows: slice
     keys: slice

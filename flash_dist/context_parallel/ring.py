@@ -96,7 +96,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
             all ranks; only if `return_lse`. Differentiable.
 
     Raises:
-        TypeError: An argument is no tensor, or a dtype is not supported.
+        TypeError: An argument is not a tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or softmax_scale do not fit.
         GroupError: torch.distributed is not initialized, this rank is not in the group, or its
             backend does not take q's device. With `FLASH_DIST_CHECK=1`, which makes ranks wait,

@@ -1,7 +1,7 @@
 """Checks libraries of any package, including ours, against the GPUs of a real or imagined machine.
 
-A container without code for a GPU is explained, not reported as a fault: the library may never call
-its kernels on that GPU.
+A container without code for a GPU is explained, not reported as a failure: the library may never
+launch the container's kernels on that GPU.
 """
 
 from __future__ import annotations

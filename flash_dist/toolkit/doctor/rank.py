@@ -127,7 +127,7 @@ def prove_rank(
 def _describe_cpu(
     rank: Rank, host: str, environment: Environment, report: SelftestReport
 ) -> Member:
-    """Describe the reference path of a rank without a GPU; its bits depend on host and torch."""
+    """Return the member for a rank without a GPU; its setting names what the CPU's bits depend on."""
     where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
     own = make_fingerprints(report, {}, "")
     result = replace(check_selftest(report), data={}, name="selftest cpu")

@@ -190,10 +190,10 @@ def _read_part(part: ast.expr) -> str:
 
 
 def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:
-    """Map each text that a call passes, directly or by name, to its error, hint and finding.
+    """Map each text that a call passes, directly or by name, to the error, hint and finding.
 
-    The keys are the ids of the nodes. A name stands for every value that was assigned to it since
-    the previous error was raised.
+    The keys are `id(node)` of the texts. A name stands for every value that was assigned to it
+    since the previous error was raised.
     """
     raised = {id(node.exc) for node in nodes if isinstance(node, ast.Raise)}
     named: dict[str, list[ast.expr]] = {}

@@ -105,7 +105,7 @@ class Linker:
 
         Args:
             root: The library.
-            siblings: File names of the library's package, whose code may load these files first.
+            siblings: Names of the files in the library's package, which may load them first.
         """
         beside = frozenset(siblings)
         libraries = {"": root}

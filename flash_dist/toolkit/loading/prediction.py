@@ -84,7 +84,7 @@ def predict_loading(
         host: The environment.
         label: Name of the file in messages; empty for its file name.
         torch_min: The oldest torch that the file is built for, if known.
-        siblings: Names of other files of the package, whose code may load them.
+        siblings: Names of the other files in the package, which may load them first.
 
     Raises:
         FatbinError: The file cannot be read.
