@@ -79,7 +79,7 @@ class Output:
         return folder / f"{self.name}.txt"
 
     def mark(self, folder: Path = RECORDS) -> None:
-        """Write into the record's first line which of its numbers differ from this tree."""
+        """Write into the record's first line how its numbers differ from those of this tree."""
         place, _, text = self.path(folder).read_text(encoding="utf-8").partition("\n")
         changes = ", ".join(find_changes(text))
         place = place.partition(STALE)[0] + (f"{STALE}{changes}" if changes else "")

@@ -61,7 +61,7 @@ class Ring:
 
     @classmethod
     def of(cls, group: ProcessGroup | None, device: torch.device) -> Ring:
-        """Return the ring of a group, whose backend must support tensors of a device.
+        """Return the ring of a group, whose backend must support tensors on `device`.
 
         Raises:
             GroupError: There is no group, this rank is not in it, or its backend does not support

@@ -36,7 +36,8 @@ def name_results(*values: torch.Tensor | None) -> Tensors:
 def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) -> float:
     """Return the allowed absolute error of a tensor: twice that of plain half precision, plus 1e-5.
 
-    For lse and max_logit it is 1e-4 instead, for other float32 tensors 1e-4 of the largest value.
+    For lse and max_logit it is 1e-4; for other results of float32 inputs, 1e-4 times the largest
+    value.
 
     Args:
         name: The name of the tensor.

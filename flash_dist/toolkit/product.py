@@ -120,9 +120,9 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_itself() -> Product:
-    """Return the product of a standalone toolkit: that of its project, if it serves one.
+    """Return the product of a standalone toolkit: the project that it serves, or else itself.
 
-    The product names no module of the project's package, whose wheel has a toolkit of its own.
+    Operators and cases are left out: the toolkit in the wheel of the project loads them.
     """
     subcommands = {"new": "make.scaffold", "requirements": "make.requirements"}
     if PROJECT_FOLDER is None:
@@ -144,7 +144,7 @@ def _text(data: Mapping[str, Any], name: str) -> str:
 
 
 def _axes(dispatch: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the axes if they have the types that `targets.axes` reads, else none."""
+    """Return the axes if they have the types that `targets.axes` reads, else an empty list."""
     told = dispatch.get("axes")
     axes = told if isinstance(told, list) else []
     return axes if all(map(_is_axis, axes)) else []

@@ -152,7 +152,7 @@ def _fail(summary: str, fix: str, entry: Entry) -> CheckResult:
 
 
 def describe_driver(environment: Environment) -> tuple[str, ...]:
-    """Say if a working driver is that of WSL, and if NVML does not answer."""
+    """Say if a working driver is that of Windows under WSL, and if NVML does not answer."""
     host = environment.host
     if host is None or not environment.cuda.gpus:
         return ()
@@ -172,7 +172,7 @@ def check_devices(environment: Environment) -> CheckResult | None:
 
 
 def check_compat(environment: Environment) -> CheckResult | None:
-    """Report a libcuda whose release is not the kernel module's, such as that of cuda-compat."""
+    """Report a libcuda from cuda-compat, or of another release than the kernel module."""
     host, driver = environment.host, environment.cuda.driver
     if host is None or driver is None or not environment.cuda.gpus:
         return None
