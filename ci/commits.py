@@ -81,7 +81,7 @@ def check_history(root: Path = ROOT, base: str = BASE) -> Iterator[str]:
     """Yield the problems of the commits after a base; merge commits may have any subject.
 
     Raises:
-        NotCheckedError: The folder is no git checkout, or the checkout lacks the base.
+        NotCheckedError: The folder is not a git checkout, or the checkout lacks the base.
     """
     if not (root / ".git").exists():
         message = f"no commit subject was checked: `{root}` is not a git checkout"

@@ -1,11 +1,11 @@
-"""Outputs of our commands in the texts: run here, kept in docs/outputs, put into the Markdown.
+"""Record the outputs of our commands in docs/outputs, and put them into the Markdown files.
 
-    python -m ci.outputs tree wheel foreign --foreign FOLDER    commands without a GPU
-    python -m ci.outputs gpu --python .venv/bin/python          commands with a GPU, of a wheel
+    python -m ci.outputs tree wheel foreign --foreign FOLDER    commands that need no GPU
+    python -m ci.outputs gpu --python .venv/bin/python          commands that need a GPU
 
 Each file of docs/outputs names its origin in its first line; the other lines are copied into a
-text. `nox -s outputs` and `nox -s gpu_outputs` prepare the environments. An output that needs a GPU
-may be older than the tree: then its first line ends with `; stale: ` and what changed.
+Markdown file. `nox -s outputs` and `nox -s gpu_outputs` prepare the environments. An output that
+needs a GPU may be older than the tree: then its first line ends with `; stale: ` and what changed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NEEDS: Final = {
 FOREIGN: Final = "xformers==0.0.32.post2"
 _XFORMERS: Final = f"{FOREIGN.replace('==', '-')}-*.whl"
 STALE: Final = "; stale: "  # appended to the first line of a record
-_MULTIPROCESSORS: Final = 132  # number on the GPU that made the records
+_MULTIPROCESSORS: Final = 132  # of the GPU that made the records
 _PROGRAM: Final = "python -m flash_dist"
 _SEQUENCE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # terminal escape: colours, cursor
 _BLOCK: Final = re.compile(r"^```console\n(\$ [^\n]*\n)(.*?)^```\n", re.DOTALL | re.MULTILINE)
@@ -60,9 +60,9 @@ class Output:
     """One command whose output the Markdown files show."""
 
     name: str  # name of the file in docs/outputs
-    needs: str
-    arguments: str
-    status: int = 0
+    needs: str  # a key of NEEDS
+    arguments: str  # after `python -m flash_dist`
+    status: int = 0  # the expected exit status
 
     @property
     def command(self) -> str:
@@ -79,7 +79,7 @@ class Output:
         return folder / f"{self.name}.txt"
 
     def mark(self, folder: Path = RECORDS) -> None:
-        """Write into the record's first line which of its numbers differ from this tree."""
+        """Write into the record's first line how its numbers differ from those of this tree."""
         place, _, text = self.path(folder).read_text(encoding="utf-8").partition("\n")
         changes = ", ".join(find_changes(text))
         place = place.partition(STALE)[0] + (f"{STALE}{changes}" if changes else "")
@@ -232,7 +232,7 @@ def find_texts() -> list[Path]:
 
 
 def show(text: str, outputs: Sequence[Output] = OUTPUTS, folder: Path = RECORDS) -> str:
-    """Put the records into the blocks of a text that begin with their command.
+    """Fill each console block of a Markdown text with the record of its command.
 
     Raises:
         OutputError: A block shows a command without a record.
@@ -279,7 +279,7 @@ COUNTS: Final = (
 
 
 def build_of(name: str) -> list[Variant]:
-    """Return the variants of a published set."""
+    """Return the kernel variants of a published arch set."""
     table = read_table()
     archset = next(one for one in published_sets() if one.name == name)
     return [variant for arch in archset.archs for variant in table.variants(arch)]
@@ -328,7 +328,7 @@ def find_changes(text: str) -> list[str]:
 
 
 def update() -> None:
-    """Put the records into the texts, and update the file counts of GPU records."""
+    """Update the file counts of records, mark stale GPU records, and put records into the texts."""
     for path in RECORDS.glob("*.txt"):
         path.write_text(count_again(path.read_text(encoding="utf-8")), encoding="utf-8")
     for output in OUTPUTS:

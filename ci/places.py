@@ -10,7 +10,7 @@ from flash_dist.toolkit.make.project import ROOT, TOOLKIT
 
 SOURCES: Final = ROOT / "csrc"
 TABLE: Final = SOURCES / "kernels.toml"
-INCLUDES: Final = (SOURCES, TOOLKIT)  # include folders, besides that of generated headers
+INCLUDES: Final = (SOURCES, TOOLKIT)  # include folders, besides the folder of generated headers
 
 
 @cache

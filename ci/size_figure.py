@@ -1,8 +1,8 @@
-"""Where the bytes of each set's wheel are: a picture, and a line for each target.
+"""Draw which parts take the space in each set's wheel, and print a line for each target.
 
-The size of an image is its size in the compressed wheel: nvcc 12.4 compresses images less, and the
-compression of the wheel makes up for it. The bytes of a SASS image with kernels of several roles
-are divided in proportion to the size of their code. Megabytes are 10^6 bytes.
+The size of an image is its size in the compressed wheel: nvcc 12.4 compresses images less, but the
+compression of the wheel makes up for it. If a SASS image has kernels of several roles, its size is
+divided in proportion to the size of their code. Megabytes are 10^6 bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def count_bytes(
 
     Args:
         contents: The contents of the wheel.
-        libraries: The contents of its libraries, by their names in the wheel.
+        libraries: The bytes of its libraries, by their names in the wheel.
     """
     roles = {kernel.symbol: kernel.role for kernel in contents.manifest.kernels}
     found: dict[str, dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""The tables of speed in docs/speed.md and benchmarks/README.md, from benchmarks/results."""
+"""Make the speed tables of docs/speed.md and benchmarks/README.md from benchmarks/results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write_ratios(rows: Iterable[Row], peer: str, pass_: str) -> str:
 
 
 def compare_pass(pass_: str) -> str:
-    """Compare our rates with the peers' in one pass of the set `paper`, three lengths in a row.
+    """Compare our rates with the peers' in one pass of the set `paper`; a row has three lengths.
 
     The backward table has FLASH only in its deterministic mode; the other mode is faster.
     """
@@ -81,7 +81,7 @@ def compare_pass(pass_: str) -> str:
 
 
 def compare_newer() -> str:
-    """Compare our rates with other packages' newest kernels, on the shapes of the figure."""
+    """Compare our rates with other packages' newest kernels, on the shapes of the set `paper`."""
     passes = ("forward", "backward")
     lines = [
         [

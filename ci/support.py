@@ -1,4 +1,4 @@
-"""The README's table of supported GPUs, from csrc/kernels.toml; `nox -s outputs` writes it."""
+"""Make the README's table of supported GPUs from csrc/kernels.toml; `nox -s outputs` writes it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DTYPES: Final = {
 
 @dataclass(frozen=True)
 class Row:
-    """One pass, the dtypes that support the same sizes, and these sizes for each GPU."""
+    """A row of the table: a pass, dtypes with the same supported sizes, and the sizes per GPU."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -57,13 +57,13 @@ class Row:
 
     @property
     def common(self) -> tuple[Size, ...]:
-        """The sizes that all GPUs with kernels for this pass and dtype support."""
+        """The sizes supported by every GPU that has any kernels for this pass and these dtypes."""
         first, *others = filter(None, self.sizes)
         return tuple(size for size in first if all(size in own for own in others))
 
 
 def make_table(table: Table, devices: Sequence[Device]) -> str:
-    """Make the Markdown table; GPUs with equal cells share a column."""
+    """Make the Markdown table; consecutive GPUs with the same cells share a column."""
     variants = [table.variants(native_target(device)) for device in devices]
     rows = _find_rows(variants, list(DTYPES))
     columns = [list(own) for _, own in groupby(range(len(devices)), lambda at: _column(rows, at))]
@@ -77,7 +77,7 @@ def make_table(table: Table, devices: Sequence[Device]) -> str:
 
 
 def _find_rows(variants: Sequence[Sequence[Variant]], dtypes: Sequence[str]) -> list[Row]:
-    """Return the rows of all passes; dtypes with equal sizes everywhere share one row."""
+    """Return the rows of all passes; dtypes with the same sizes on every GPU share a row."""
     rows = []
     for name, roles in PASSES.items():
         by_sizes: dict[tuple[tuple[Size, ...], ...], list[str]] = {}

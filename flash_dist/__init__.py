@@ -111,7 +111,7 @@ def __getattr__(name: str) -> object:
         return getattr(import_module(_MODULES[name], __name__), name)
     if name in _PACKAGES:
         return import_module(f".{name}", __name__)
-    # `from flash_dist import x` drops the error of a finder, but not an error from here.
+    # `from flash_dist import x` hides an error of a finder, but not an error raised here.
     MovedModules.find_spec(f"{__name__}.{name}")
     message = f"module `flash_dist` has no attribute `{name}`"
     raise AttributeError(message)

@@ -1,4 +1,4 @@
-"""Check the built site: links and titles of pages. Check that the site needs no network.
+"""Check the built site: links, titles of pages, and that no page loads a file from the network.
 
 Check widths, search and copy buttons in headless Chromium.
 """

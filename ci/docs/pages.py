@@ -66,7 +66,7 @@ def write_exit_statuses() -> Iterator[str]:
 
 
 def read_exit_statuses(epilog: str) -> list[tuple[int, str]]:
-    """Read `exit status: 0 no failure, 1 at least one` at the end of a help."""
+    """Return (status, meaning) pairs from the `exit status: 0 no failure, ...` of a help text."""
     told = " ".join(epilog.partition("exit status: ")[2].split())
     parts = re.split(r", (?=\d+ )", told) if told else []
     return [(int(part.partition(" ")[0]), part.partition(" ")[2]) for part in parts]

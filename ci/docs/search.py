@@ -40,7 +40,7 @@ class Sections(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.found: list[Section] = []
-        self._open: list[tuple[str, Section | None]] = []  # open elements, each with its section
+        self._open: list[tuple[str, Section | None]] = []  # open elements and their sections
         self._skipped = 0  # number of open omitted elements
         self.feed(html)
 

@@ -1,4 +1,4 @@
-"""Compile the two libraries for a dry run: g++, the headers of torch, no CUDA.
+"""Compile the two libraries for a dry run, with g++ and the headers of torch, without CUDA.
 
 The build compiles the host code and the binding of csrc/ and of the toolkit. Instead of each
 kernel, it compiles an entry with the kernel's tile sizes and the check of its arguments. Launches
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FLAGS: Final = ("-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-w", "-fpermissive")
 # Macros that let the binding accept CPU tensors as GPU tensors: the device type cuda becomes cpu.
+# The last one selects the stable ABI of torch 2.10.
 AS_ON_GPU: Final = (
     "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
     "-Daoti_torch_create_device_guard=dry_run_create_device_guard",

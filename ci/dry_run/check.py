@@ -1,4 +1,4 @@
-"""Check that recorded fingerprints belong to the present plans of the host code.
+"""Check that recorded fingerprints belong to the current plans of the host code.
 
 python -m ci.dry_run.check
 

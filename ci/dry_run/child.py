@@ -1,4 +1,4 @@
-"""Run all selftest cases on CPU tensors as on a GPU, and print a line of JSON for each.
+"""Run all selftest cases with the GPU operators on CPU tensors; print a line of JSON for each.
 
 The process imports the package that build.py made; DRY_RUN_* variables describe the GPU.
 """

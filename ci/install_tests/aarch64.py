@@ -39,7 +39,7 @@ PACKAGES: Final = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 DEBIAN_NAMES: Final = {"aarch64": "arm64"}
 MACHINE: Final = "aarch64"
 UNSERVED: Final = "7.5"  # compute capability that no known Arm machine has
-# Prints whether the library matches the manifest and reports a missing driver.
+# Checks that the library matches the manifest, and that it reports a missing driver.
 LIBRARY: Final = """
 import platform
 from flash_dist.toolkit.builds.manifest import load_manifest
@@ -117,7 +117,7 @@ class ArmTestError(FlashDistError):
 
 
 class WheelTest:
-    """One wheel, unpacked beside its dependencies."""
+    """An unpacked wheel, which runs with the dependencies in `site`."""
 
     def __init__(self, one: Artefact, root: Root, site: Path, folder: Path) -> None:
         self.one = one
@@ -136,7 +136,7 @@ class WheelTest:
         yield "inspect", self.try_inspect
 
     def try_library(self) -> str:
-        """Load the kernels library and call it."""
+        """Load the kernel library and call it."""
         return self._run("-c", LIBRARY)
 
     def try_gpus(self, numbers: list[str]) -> str:

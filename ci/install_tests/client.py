@@ -37,7 +37,7 @@ DROPPED: Final = "py.typed"  # a file that the next version no longer has
 MACHINES: Final = (*GPUS, *MIXED)
 DRIVER: Final = "580"
 OLDER_DRIVER: Final = "535"  # a driver that cannot load CUDA 13
-# The upgrade steps: an index, and the version to install from it: 0 for this one, 1 for the next.
+# Upgrade steps: the index to install from, and the version (0: this version, 1: the next one).
 UPGRADES: Final = (
     *(("labelled", number) for number in (0, 1, 0)),
     *(("plain", number) for number in (0, 1, 0)),
@@ -46,7 +46,7 @@ UPGRADES: Final = (
     ("labelled", 0),
     ("plain", 1),
 )
-OLDER_MACHINES: Final = ("7.5", "7.5,9.0", "12.0")
+OLDER_MACHINES: Final = ("7.5", "7.5,9.0", "12.0")  # compute capabilities, with OLDER_DRIVER
 NO_CODE: Final = 1  # exit status of select and doctor for a GPU without code
 
 
@@ -213,7 +213,7 @@ class ClientTests:
         return " -> ".join([*passed, "nothing"])
 
     def try_select(self, machine: str, driver: str) -> str:
-        """Run the command that select prints for some GPUs; doctor must agree for each."""
+        """Run the install command that select prints; doctor must agree with select on each GPU."""
         words = ["-m", "flash_dist", "select", "--gpu", machine, "--driver", driver]
         said = _read(_ask_here(*words, "--index", self.url, "--json"))
         if said["chosen"] is None:
@@ -228,9 +228,9 @@ class ClientTests:
         return f"{version.partition('+')[2]}: {how}"
 
     def try_foreign(self, archset: ArchSet) -> str:
-        """Check a machine with another CPU.
+        """Check the wheels for another kind of CPU.
 
-        The client must download the pick for this CPU, and select must name a wheel for it.
+        The client must download the pick for that CPU, and select must name a wheel for it.
         """
         machine, gpu = archset.machine, str(archset.archs[-1].device)
         pick = self.foreign[load_picks(ARCHSETS, machine)[self.client].name].file_name

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 CLIENTS: Final = ("pip", "uv")
-ANY_VERDICT: Final = (0, 1, 3)  # exit statuses of a doctor that found no torch or GPU
+ANY_VERDICT: Final = (0, 1, 3)  # exit statuses of doctor, also without torch or a GPU
 _OURS: Final = re.compile("flash[_-]dist")
 _SAID: Final = 300  # characters shown from each end of a failed command's output
 _UNSHARED: Final = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))
@@ -87,7 +87,7 @@ class Environment:
         return found
 
     def require_sound(self, wheel: Path, record: Path) -> None:
-        """Run `verify` and `doctor` of the wheel; load the last doctor record, save a new one."""
+        """Run the installed `verify` and `doctor`; load the last doctor record, save a new one."""
         program = (str(self.folder / "bin" / "flash-dist"),)
         self.run(*program, "verify", str(wheel))
         checks = ("--only", "install,build")
@@ -97,7 +97,7 @@ class Environment:
         self.run(*program, "doctor", "--save", str(record), "--no-selftest", fine=ANY_VERDICT)
 
     def run(self, *words: str, fine: Sequence[int] = (0,)) -> str:
-        """Run this environment's Python, which imports our dependencies from the test's Python."""
+        """Run this environment's Python; it imports dependencies from the test's own Python."""
         place = next(path for path in sys.path if path.endswith("site-packages"))
         variables = {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1"}
         return call([str(self.python), *words], variables, fine=fine)

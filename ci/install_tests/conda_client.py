@@ -1,7 +1,7 @@
 """A conda client for `nox -s install_test`: rattler's solver and installer in a process.
 
-The process reads JSON on stdin. It writes to stdout the packages, or the reason
-why there are none.
+The process reads a request as JSON from stdin. It writes JSON to stdout: the packages, or the
+reason why there are none.
 
 NOTE: the process skips Python's normal exit, in which py-rattler 0.28 crashes.
 """

@@ -49,7 +49,7 @@ class ChannelTests(Protocol):
     """Interface of a module that tests a channel other than pip and uv."""
 
     def results(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Result]:
-        """Run all tests in an empty folder; a test that cannot run becomes a result, too."""
+        """Run all tests in an empty folder; yield a result also for a test that cannot run."""
 
 
 def try_client(client: str, stage: Stage) -> Iterator[Result]:

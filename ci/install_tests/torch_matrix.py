@@ -1,4 +1,4 @@
-"""Test one wheel with every torch and Python that it supports: import it and call its operator.
+"""Test one wheel with each pair of torch and Python in PAIRS: import it and call its operator.
 
 The operator runs on the CPU. torch and its requirements come from uv's index, 3 to 5 GB per torch,
 and are deleted afterwards.
@@ -35,8 +35,8 @@ STREAM: Final = "aoti_torch_get_current_cuda_stream"
 
 CPU_CALL: Final = Path(__file__).with_name("cpu_call.py").read_text(encoding="utf-8")
 
-# The lookup with ctypes searches the binding and the libraries that
-# the binding needs, as the dynamic linker does.
+# The lookup with ctypes searches the binding and the libraries that the binding needs, as the
+# dynamic linker does.
 PROBE: Final = f"""{CPU_CALL}
 import ctypes, json, sysconfig
 print(json.dumps({{
@@ -134,7 +134,7 @@ class Matrix:
             self._uv(*command, pair.requirement)
         except InstallError as error:
             raise NotRunError(str(error)) from error
-        # torch's files are large and serve only one Python.
+        # torch's wheel is large, and the next pair needs a wheel for another Python.
         self._uv("uv", "cache", "clean", "--quiet", "torch")
         self._uv(*command, str(one.path))
 
@@ -186,8 +186,8 @@ def read_probe(output: str) -> tuple[dict[str, Any], str]:
     """Return the probe's result as data and in words.
 
     Raises:
-        InstallError: The GIL does not match the version of Python, or the binding found streams in
-            a torch without CUDA, or found no streams in a torch with CUDA.
+        InstallError: The GIL does not match the version of Python, or the stream symbol is bound
+            with a torch without CUDA or not bound with a torch with CUDA.
     """
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     said = f"torch {found['torch']}, Python {found['python']}, stream symbol "

@@ -48,7 +48,7 @@ def __getattr__(name: str) -> object:
 
 
 def is_fa_version_supported(fa_version: int) -> bool:
-    """Return True for every version of flash-attention that vLLM knows: these functions replace it.
+    """Return True for every flash-attention version that vLLM knows; this module replaces them all.
 
     Raises:
         ValueError: vLLM does not know this version.
@@ -192,7 +192,7 @@ def _refuse(arguments: dict[str, object]) -> None:
 
 
 def _check_out(out: Tensor, q: Tensor, v: Tensor, **others: Tensor | None) -> None:
-    """Raise if out does not fit, if gradients are wanted, or if out shares memory with an input."""
+    """Raise if out does not match q and v or overlaps an input, or if a tensor needs gradients."""
     if not isinstance(out, Tensor):
         message = f"out must be a tensor, got {type(out).__name__}"
         raise TypeError(message)
@@ -211,7 +211,7 @@ def _check_out(out: Tensor, q: Tensor, v: Tensor, **others: Tensor | None) -> No
         )
         raise RuntimeError(message)
     for name, x in inputs.items():
-        if not torch.compiler.is_compiling() and _overlap(out, x):  # a graph has no addresses
+        if not torch.compiler.is_compiling() and _overlap(out, x):  # no addresses while tracing
             message = f"out must not overlap {name}, got tensors that share memory"
             raise ValueError(message)
 

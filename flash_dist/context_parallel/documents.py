@@ -1,9 +1,9 @@
-"""Ring attention over packed documents: a rank gets the keys that its queries see, and no others.
+"""Ring attention over packed documents: a rank receives only keys that its queries attend to.
 
-Each rank tells all others the smallest `first_key` of every few queries. From these the hosts of
-all ranks make the same plan. In step s, rank r gets the keys that it sees straight from rank r - s,
-and returns their dk and dv. Results are merged, and gradients summed, in the order of steps, as in
-the ring of ring.py. So no bit depends on timing.
+Each rank sends all others the smallest `first_key` of every 128 queries. From these, each rank
+computes on its CPU which keys it sends and receives. In step s, rank r receives keys directly from
+rank r - s, and later sends their dk and dv back. Results are merged, and gradients summed, in the
+order of steps, as in ring.py. So no bit depends on timing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 DENSE: Final = torch.contiguous_format
 Pair = tuple[Tensor, Tensor]
-Pairs = dict[int, Pair]  # k and v, or dk and dv, of steps
+Pairs = dict[int, Pair]  # k and v, or dk and dv, by step
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
@@ -62,24 +62,24 @@ def plan_call(ring: Ring, problem: Problem, first_key: Tensor) -> Call:
 
 @dataclass
 class Sums:
-    """A tensor of tokens, of which some ranges are sums and have copies of more digits."""
+    """A tensor [batch, tokens, ...], and copies of some token ranges for sums in a wider dtype."""
 
     x: Tensor
     copies: list[tuple[slice, Tensor]]
 
     @classmethod
     def of(cls, x: Tensor, ranges: ByStep, dtype: torch.dtype) -> Sums:
-        """Copy the ranges of all steps but the own one in a dtype; x itself needs no copies."""
+        """Convert the ranges of all steps but step 0 to `dtype`; views if x has that dtype."""
         others = unite(tokens for step, tokens in ranges.items() if step > 0)
         return cls(x, [(tokens, x[:, tokens].to(dtype)) for tokens in others])
 
     def select(self, tokens: slice) -> Tensor:
-        """Return a view of the copy of a range, or of a part of one."""
+        """Return a view of the copy for these tokens, which one of the ranges must contain."""
         begin, copy = next((r.start, c) for r, c in self.copies if tokens.stop <= r.stop)
         return copy[:, tokens.start - begin : tokens.stop - begin]
 
     def round(self) -> Tensor:
-        """Return x with the sums."""
+        """Write the sums into x, rounded to its dtype, and return x."""
         for tokens, copy in self.copies:
             if copy.dtype != self.x.dtype:
                 self.x[:, tokens] = copy
@@ -87,7 +87,7 @@ class Sums:
 
 
 def unite(ranges: Iterable[slice]) -> list[slice]:
-    """Return ranges in order, with those that overlap or touch as one."""
+    """Return the ranges in ascending order; ranges that overlap or touch are joined."""
     united: list[slice] = []
     for one in sorted(ranges, key=lambda r: r.start):
         if united and one.start <= united[-1].stop:
@@ -99,11 +99,11 @@ def unite(ranges: Iterable[slice]) -> list[slice]:
 
 @dataclass
 class Coming:
-    """Tensors of some steps that are being received."""
+    """Tensors that are being received, by step."""
 
     arriving: Arriving
-    keys: Pairs  # k and v that queries of this rank see
-    grads: Pairs  # dk and dv of the keys that this rank lent
+    keys: Pairs  # k and v that queries of this rank attend to
+    grads: Pairs  # dk and dv of keys that this rank sent to other ranks
 
     def wait(self) -> tuple[Pairs, Pairs]:
         """Return keys and gradients by step; on a GPU the current stream waits, not the host."""
@@ -113,18 +113,19 @@ class Coming:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The exchange of keys, and of their gradients, in a call."""
+    """Exchanges keys and values, and their gradients, between the ranks in one call."""
 
     ring: Ring
     plan: Plan
     held: Pair  # k and v of this rank
 
     def start(self, index: int, returned: Pairs | None = None) -> Coming:
-        """Exchange the keys of a group of steps, and the gradients of the group two before it.
+        """Start to exchange the keys of group `index`, and the gradients of group `index` - 2.
 
         Args:
-            index: The place of the group; there may be none.
-            returned: This rank's dk and dv of the group two before, by step; None in the forward.
+            index: Index in `plan.groups`; beyond the last group, no keys are exchanged.
+            returned: dk and dv that this rank computed for group `index` - 2, by step; None in the
+                forward.
         """
         plan, ring = self.plan, self.ring
         sent: Messages = []
@@ -147,14 +148,14 @@ class Exchange:
         return Coming(ring.exchange(sent, received), keys, grads)
 
     def _allocate(self, tokens: slice) -> Pair:
-        """Return uninitialized tensors like k and v, for a range of tokens."""
+        """Return uninitialized tensors like k and v, with the length of a token range."""
         k, v = (torch.empty_like(x[:, tokens], memory_format=DENSE) for x in self.held)
         return k, v
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call's arguments that are no inputs, and the masks of its steps."""
+    """The arguments of a call besides q, k and v, its plan, and the masks of its steps so far."""
 
     ring: Ring
     problem: Problem
@@ -163,7 +164,7 @@ class Call:
     masks: dict[int, IntervalMask]
 
     def attend(self, step: int, q: Tensor, held: Pairs) -> Any:  # noqa: ANN401
-        """Return out and lse of a step, None if no query sees its keys; take these from `held`."""
+        """Return out and lse of a step; None if it has no keys. Remove its keys from `held`."""
         if step not in held:
             return None
         rows, ring = self.plan.rows[step], self.ring
@@ -180,7 +181,7 @@ class Call:
         upstream: tuple[Tensor, Tensor | None],
         held: Pairs,
     ) -> Any:  # noqa: ANN401
-        """Return dq, dk and dv of a step, None if no query sees its keys; take these from `held`.
+        """Return dq, dk and dv of a step; None if it has no keys. Remove its keys from `held`.
 
         Args:
             step: The step.
@@ -192,7 +193,7 @@ class Call:
             return None
         rows = self.plan.rows[step]
         (q, out, lse), (dout, dlse) = saved, upstream
-        # `differentiate` would treat a part with a single key as if there were no other keys.
+        # Not `operators.differentiate`: for one key it assumes that no other keys exist.
         results = out[:, rows].contiguous(), lse[..., rows].contiguous()
         dq, dk, dv, _ = operators.backward(
             dout[:, rows],
@@ -204,7 +205,7 @@ class Call:
 
 
 class DocumentAttention(torch.autograd.Function):
-    """Attention by a plan."""
+    """Attention of this rank's queries to the keys that the ranks exchange by a plan."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:  # noqa: ANN401
@@ -266,7 +267,7 @@ class DocumentAttention(torch.autograd.Function):
 
 
 def _add(sums: list[Sums], gradients: Pairs, lent: ByStep) -> None:
-    """Add dk and dv of keys that other ranks saw, in the order of steps."""
+    """Add the dk and dv that other ranks computed for this rank's keys, in the order of steps."""
     for step, pair in gradients.items():
         for total, x in zip(sums, pair, strict=True):
             total.select(lent[step]).add_(x)

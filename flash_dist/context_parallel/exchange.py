@@ -1,4 +1,4 @@
-"""Pass tensors around a ring, or straight to another rank, concurrently with other work."""
+"""Passes tensors around a ring, or directly to another rank, concurrently with other work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
-Messages = list[tuple[int, Tensor]]  # contiguous tensors, each with the rank at its other end
+Messages = list[tuple[int, Tensor]]  # (rank to send to or receive from, contiguous tensor)
 
 
 @dataclass
@@ -42,10 +42,10 @@ class Gathered:
     """Integers of all ranks that are being copied to the host."""
 
     numbers: Tensor
-    copied: torch.cuda.Event | None
+    copied: torch.cuda.Event | None  # None: the numbers are on the CPU already
 
     def wait(self) -> Tensor:
-        """Return [size, ...] on the CPU; the host waits."""
+        """Return [size, ...] on the CPU; the host waits for the copy."""
         if self.copied is not None:
             self.copied.synchronize()
         return self.numbers
@@ -61,7 +61,7 @@ class Ring:
 
     @classmethod
     def of(cls, group: ProcessGroup | None, device: torch.device) -> Ring:
-        """Return the ring of a group, whose backend must support tensors of a device.
+        """Return the ring of a group, whose backend must support tensors on `device`.
 
         Raises:
             GroupError: There is no group, this rank is not in it, or its backend does not support
@@ -78,7 +78,7 @@ class Ring:
         return cls(group, rank, size)
 
     def pass_on(self, *tensors: Tensor) -> Arriving:
-        """Send contiguous tensors to the next rank; receive those of the previous rank.
+        """Send contiguous tensors to the next rank; receive the previous rank's tensors.
 
         NOTE: NCCL sends with a kernel, and an attention kernel occupies every multiprocessor until
         it ends. The kernel that starts first delays the other. So call this before small kernels,
@@ -96,10 +96,10 @@ class Ring:
         return Arriving(received, tensors, dist.batch_isend_irecv(operations))
 
     def exchange(self, sent: Messages, received: Messages) -> Arriving:
-        """Send tensors to ranks; receive tensors from ranks.
+        """Send tensors to other ranks; receive tensors from other ranks.
 
-        All ranks call it equally often. A rank receives what another sends to it in the same call,
-        in the same order. The note of `pass_on` applies.
+        All ranks must make the same number of calls. A rank must receive exactly the tensors that
+        another rank sends to it in the same call, in the same order. The note of `pass_on` applies.
         """
         operations = []
         for which, messages in ((dist.isend, sent), (dist.irecv, received)):
@@ -113,7 +113,7 @@ class Ring:
         return Arriving(tuple(x for _, x in received), tuple(x for _, x in sent), works)
 
     def gather(self, numbers: Tensor) -> Gathered:
-        """Return integers of all ranks; until they are waited for, the host may do other work."""
+        """Gather integers of all ranks; the host may do other work before it waits for them."""
         everyone = numbers.new_empty((self.size, *numbers.shape))
         dist.all_gather(list(everyone), numbers, self.group)
         if everyone.device.type == "cpu":
@@ -129,7 +129,7 @@ class Ring:
         return (self.rank - step) % self.size
 
     def find_user(self, step: int) -> int:
-        """Return the rank that has this rank's tensors after `step` steps of passing on."""
+        """Return the rank that holds this rank's tensors after `step` calls of `pass_on`."""
         return (self.rank + step) % self.size
 
     def require_same(self, *words: str) -> None:

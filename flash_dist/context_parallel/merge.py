@@ -18,9 +18,9 @@ def merge_attention(
     a and b must have the same queries and scale, and disjoint keys. The result is computed in the
     dtype of lse with plain torch operations, and rounded once to the wider dtype of out_a and
     out_b. It is differentiable with respect to all four arguments, any number of times. A row with
-    lse -inf has seen no key: it contributes nothing, whatever its out contains, and the other row's
-    values are returned exactly. If both are -inf, so is the result, with out 0 and gradients 0.
-    Swapping a and b changes no bit; merging three results in another order may.
+    lse -inf had no visible key: it contributes nothing, whatever its out contains, and the other
+    row's values are returned exactly. If both are -inf, the merged lse is -inf, and out and all
+    gradients are 0. Swapping a and b changes no bit; merging three results in another order may.
 
     Args:
         out_a: [batch, seqlen_q, num_heads_q, head_dim_v], [batch, seqlen_q, num_heads_kv,
@@ -34,7 +34,7 @@ def merge_attention(
         lse: Like lse_a.
 
     Raises:
-        TypeError: An argument is no tensor, out has no floating point dtype, or lse is neither
+        TypeError: An argument is not a tensor, out has no floating point dtype, or lse is neither
             float32 nor float64.
         ValueError: Shapes or devices do not fit.
     """

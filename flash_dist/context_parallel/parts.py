@@ -1,4 +1,4 @@
-"""The work of a rank with the keys of another rank."""
+"""Chooses which queries of a rank attend to which keys of another rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's work with the keys of one rank: a range of its queries, and the visible keys."""
+    """A rank's work with the keys of one rank: the ranges of queries and keys, and the mask."""
 
     rows: slice
     keys: slice
@@ -27,25 +27,25 @@ class Part:
 
 
 def choose_parts(ring: Ring, seqlen: int, *, causal: bool) -> list[Part]:
-    """Return the work of each step of the ring.
+    """Return the work of this rank in each step of the ring.
 
     Args:
         ring: The ranks.
         seqlen: Keys per rank.
-        causal: Whether a token sees only earlier tokens.
+        causal: Each token attends only to itself and earlier tokens.
     """
     sources = [ring.find_source(step) for step in range(ring.size)]
     return [choose_part(ring.rank, source, seqlen, causal=causal) for source in sources]
 
 
 def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
-    """Return which of rank's queries see which of source's keys.
+    """Return which queries of `rank` attend to which keys of `source`.
 
     Args:
         rank: The rank with the queries.
         source: The rank with the keys.
         seqlen: Tokens per rank; if causal, two chunks in zigzag order.
-        causal: Whether a token sees only earlier tokens.
+        causal: Each token attends only to itself and earlier tokens.
     """
     half = seqlen // 2
     if not causal:

@@ -1,4 +1,4 @@
-"""Plans of which keys ranks exchange, made from the smallest `first_key` of every few queries."""
+"""Plans which keys ranks exchange, from the smallest `first_key` of every 128 queries."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 ByStep = dict[int, slice]
 
-ROWS: Final = 128  # queries that share a smallest first_key
-# A range of keys begins at a multiple of this, which is one of most kernels' key blocks: so a
-# kernel sums the same blocks as with all keys.
+ROWS: Final = 128  # queries of which only the smallest first_key is exchanged
+# A range of keys begins at a multiple of this number, which the key blocks of most kernels divide.
+# So a kernel sums over the same key blocks as in a call with all keys.
 KEYS: Final = 384
-NEVER: Final = 1 << 52  # beyond all tokens; pad takes a float
+NEVER: Final = 1 << 52  # greater than any token; exact in a float, which `pad` takes
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Plan:
 
     rank: int
     seqlen: int  # tokens per rank
-    groups: list[list[int]]  # steps whose keys travel together; the same on every rank
-    keys: ByStep  # keys of rank - s that queries of this rank see, for s > 0
-    lent: ByStep  # keys of this rank that rank + s sees, for s > 0
-    smallest: Tensor | None  # of all ranks, see `find_smallest`
+    groups: list[list[int]]  # steps whose keys are sent together; the same on every rank
+    keys: ByStep  # keys of rank - s that queries of this rank attend to, for s > 0
+    lent: ByStep  # keys of this rank that queries of rank + s attend to, for s > 0
+    smallest: Tensor | None  # of all ranks, see `find_smallest`; None without exchange
 
     @cached_property
     def rows(self) -> ByStep:
-        """The queries of each step: all in step 0, later those that see keys of rank - s."""
+        """Queries by step: all in step 0, then a range with all that need keys of rank - s."""
         rows = {0: slice(0, self.seqlen)}
         if self.smallest is not None:
             size = len(self.smallest)
@@ -51,29 +51,29 @@ class Plan:
 
 @dataclass(frozen=True)
 class Planner:
-    """Smallest first keys of all ranks, on their way to the host."""
+    """The smallest first keys of all ranks, which are being copied to the host."""
 
     ring: Ring
     seqlen: int
-    gathered: Gathered | None  # None if no rank can see keys of another
+    gathered: Gathered | None  # None for one rank, or without tokens
 
     @classmethod
     def of(cls, ring: Ring, first_key: Tensor) -> Planner:
-        """Send this rank's smallest first keys to all ranks."""
+        """Start to gather the smallest first keys of all ranks."""
         seqlen = first_key.shape[-1]
         if ring.size == 1 or first_key.numel() == 0:
             return cls(ring, seqlen, None)
         return cls(ring, seqlen, ring.gather(find_smallest(first_key)))
 
     def wait(self) -> Plan:
-        """Return the plan."""
+        """Return the plan; the host waits for all ranks."""
         if self.gathered is None:
             return Plan(self.ring.rank, self.seqlen, [[0]], {}, {}, None)
         return plan_exchange(self.ring.rank, self.seqlen, self.gathered.wait())
 
 
 def find_smallest(first_key: Tensor) -> Tensor:
-    """Return [2, n]: the smallest first key of ROWS queries each, of both chunks."""
+    """Return [2, n]: for each of the two chunks, the smallest first key of every ROWS queries."""
     chunks = first_key.long().reshape(-1, 2, first_key.shape[-1] // 2)
     smallest = chunks.amin(0) if len(chunks) > 1 else chunks[0]
     missing = -smallest.shape[1] % ROWS
@@ -83,12 +83,12 @@ def find_smallest(first_key: Tensor) -> Tensor:
 
 
 def plan_exchange(rank: int, seqlen: int, smallest: Tensor) -> Plan:
-    """Return a rank's plan; the GPU waits for it.
+    """Return a rank's plan. This must be fast, because the GPU may be idle until it returns.
 
     Args:
         rank: The rank.
         seqlen: Tokens per rank.
-        smallest: [ranks, 2, n], what `find_smallest` returned on each rank, on the CPU.
+        smallest: [ranks, 2, n] on the CPU: the result of `find_smallest` on each rank.
     """
     size = len(smallest)
     ranges = find_key_ranges(smallest.amin(2).tolist(), seqlen)
@@ -105,14 +105,17 @@ def plan_exchange(rank: int, seqlen: int, smallest: Tensor) -> Plan:
 
 
 def find_key_ranges(smallest: list[list[int]], seqlen: int) -> dict[tuple[int, int], slice]:
-    """Return the keys of another rank that any query of a rank sees, by (rank, other rank).
+    """Return the keys that each rank needs from each other rank, by (rank, other rank).
 
-    A token sees all tokens from its first key up to itself. So a chunk sees the end of one earlier
-    chunk and all of those in between: of another rank's two chunks, one range.
+    A token attends to all tokens from its first key up to itself. So a chunk attends to the end of
+    one earlier chunk and to all chunks between them: of another rank's two chunks, one range.
 
     Args:
-        smallest: The smallest first key of both chunks of each rank.
+        smallest: For each rank, the smallest first keys of its two chunks.
         seqlen: Tokens per rank.
+
+    Returns:
+        Ranges that begin at multiples of KEYS; pairs of ranks that exchange nothing are absent.
     """
     half, last = seqlen // 2, 2 * len(smallest) - 1
     ranges: dict[tuple[int, int], slice] = {}
@@ -125,19 +128,19 @@ def find_key_ranges(smallest: list[list[int]], seqlen: int) -> dict[tuple[int, i
                 start = max(first - other * half, 0) + (0 if other == source else half)
                 known = ranges.get((rank, source))
                 start = start if known is None else min(start, known.start)
-                # Both chunks of a later rank are before our last chunk, but one of an earlier rank.
+                # A later rank has both chunks before our last chunk, an earlier rank only one.
                 end = half if source < rank else seqlen
                 ranges[rank, source] = slice(start - start % KEYS, end)
     return ranges
 
 
 def find_rows(smallest: Tensor, rank: int, source: int, size: int, seqlen: int) -> slice:
-    """Return a range with all queries of a rank that see keys of another rank; there is one.
+    """Return the smallest range, in blocks of ROWS, with all queries that need another rank's keys.
 
     Args:
-        smallest: [2, n], what `find_smallest` returned, on the CPU.
-        rank: The rank.
-        source: The other rank.
+        smallest: [2, n] on the CPU: the result of `find_smallest` on the rank with the queries.
+        rank: The rank with the queries, of which at least one must need the keys.
+        source: The rank with the keys.
         size: The number of ranks.
         seqlen: Tokens per rank.
     """
@@ -145,7 +148,7 @@ def find_rows(smallest: Tensor, rank: int, source: int, size: int, seqlen: int) 
     end = (source + 1 if source < rank else 2 * size - source) * half
     visible = smallest < end
     if source > rank:
-        visible[0] = False  # both of their chunks are after our first one
+        visible[0] = False  # both chunks of source are after our first chunk
     found = visible.flatten().nonzero().flatten().tolist()
     chunk, block = divmod(found[0], count)
     last_chunk, last_block = divmod(found[-1], count)
@@ -155,18 +158,18 @@ def find_rows(smallest: Tensor, rank: int, source: int, size: int, seqlen: int) 
 
 
 def count_before(position: Tensor, source: int, size: int, half: int) -> Tensor:
-    """Return how many keys of a rank are before a position of the whole sequence."""
+    """Return how many keys of rank `source` are before each position of the whole sequence."""
     begin, later = source * half, (2 * size - 1 - source) * half
     return (position - begin).clamp(0, half) + (position - later).clamp(0, half)
 
 
 def group_steps(lengths: list[list[int]], most: int) -> list[list[int]]:
-    """Return consecutive steps in groups, without those in which no rank gets a key.
+    """Group consecutive steps; leave out steps in which no rank receives keys.
 
     Args:
-        lengths: For each step, the numbers of keys that are to be limited: those that each rank
-            gets, and those that it lends.
-        most: The largest sum of each number over the steps of a group.
+        lengths: For each step, the number of keys that each rank receives, followed by the number
+            that each rank sends.
+        most: The largest allowed sum of any of these numbers over the steps of a group.
     """
     groups = [[0]]
     load = [most] * len(lengths[0])
@@ -186,20 +189,20 @@ def group_steps(lengths: list[list[int]], most: int) -> list[list[int]]:
 def find_intervals(
     ring: Ring, source: int, first_key: Tensor, rows: slice, keys: slice
 ) -> IntervalMask:
-    """Return which of a range of keys a range of queries sees.
+    """Return the mask between a range of queries and a range of keys.
 
-    Both chunks of a rank are in the order of the sequence: a range of positions is a range of keys.
+    The two chunks of a rank are in sequence order, so the visible keys of a query are contiguous.
 
     Args:
         ring: The ranks; this one has the queries.
         source: The rank with the keys.
         first_key: As in `ring_attention`.
-        rows: The queries. Keys of another rank must be before all of them.
+        rows: The queries. If source is another rank, all of `keys` must be before them.
         keys: The keys.
     """
     half, length, size = first_key.shape[-1] // 2, keys.stop - keys.start, ring.size
     first = first_key[..., rows].long()
-    if source != ring.rank and (keys.start >= half or keys.stop <= half):  # of one chunk
+    if source != ring.rank and (keys.start >= half or keys.stop <= half):  # all in one chunk
         before = (2 * size - 1 - source) * half - half if keys.start >= half else source * half
         begin = first - (before + keys.start)
     else:

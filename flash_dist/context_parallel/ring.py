@@ -3,7 +3,7 @@
 Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers", arXiv:2310.01889, with chunks in
 zigzag order. Rank r uses the keys of r, r - 1, and so on, and merges the results in that order. The
 sums for a rank's dk and dv are passed around with its keys. So no bit depends on timing. Packed
-documents, of which most keys are visible to few ranks, are exchanged by documents.py instead.
+documents are handled by documents.py instead, because most of their keys are visible to few ranks.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
             all ranks; only if `return_lse`. Differentiable.
 
     Raises:
-        TypeError: An argument is no tensor, or a dtype is not supported.
+        TypeError: An argument is not a tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or softmax_scale do not fit.
         GroupError: torch.distributed is not initialized, this rank is not in the group, or its
             backend does not take q's device. With `FLASH_DIST_CHECK=1`, which makes ranks wait,

@@ -33,7 +33,7 @@ def ring_positions(seqlen: int, group: ProcessGroup | None = None) -> Tensor:
         [seqlen / world_size], int64, on the CPU.
 
     Raises:
-        TypeError: seqlen is no int.
+        TypeError: seqlen is not an int.
         GroupError: torch.distributed is not initialized, or this rank is not in the group.
         ValueError: seqlen cannot be cut into equal chunks.
     """
@@ -59,7 +59,7 @@ def ring_shard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) ->
         `ring_positions(seqlen)[i]`.
 
     Raises:
-        TypeError: x is no tensor.
+        TypeError: x is not a tensor.
         GroupError: torch.distributed is not initialized, or this rank is not in the group.
         ValueError: x has no such axis, or seqlen cannot be cut into equal chunks.
     """
@@ -81,7 +81,7 @@ def ring_unshard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) 
         dim: The axis of the tokens.
 
     Raises:
-        TypeError: x is no tensor.
+        TypeError: x is not a tensor.
         GroupError: torch.distributed is not initialized, or this rank is not in the group.
         ValueError: x has no such axis, or an odd number of tokens.
     """
@@ -125,7 +125,7 @@ def find_rank(group: ProcessGroup | None) -> tuple[int, int]:
     """Return the rank of this process in a group, and the group's size.
 
     Raises:
-        TypeError: group is no process group.
+        TypeError: group is not a process group.
         GroupError: torch.distributed is not initialized, or this process is not in the group.
     """
     if not (dist.is_available() and dist.is_initialized()):

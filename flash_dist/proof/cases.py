@@ -33,7 +33,7 @@ class _Shape:
     appended: int = 0  # keys that the call appends to the cache
     scores: str = ""  # score modifications: words from softcap, alibi, bias and sinks
     matched: bool = False  # call with match_kvcache(True)
-    dropout_p: float = 0.0
+    dropout_p: float = 0.0  # probability of dropping a weight
     max_logit: bool = False  # request the largest score of each head, without a backward
 
 
@@ -104,7 +104,7 @@ class Kernels:
 
     @property
     def is_usual(self) -> bool:
-        """True for sizes that most models use: these get every shape, other sizes only a few."""
+        """True for sizes that most models use: these run every shape, other sizes only a few."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
 
@@ -121,7 +121,7 @@ class Kernels:
 
     @property
     def is_latent(self) -> bool:
-        """True for latent keys (MLA), whose first columns are v: their head_dim is the largest."""
+        """True for latent keys (MLA), whose first columns are v; no other head_dim is as large."""
         return self.head_dim > max(_CACHED_SIZES)
 
 
@@ -214,8 +214,8 @@ _CACHED_LARGE = (
     _Shape("cached", 40, 3, 1536, 8, 2, causal=True, page=64),
 )
 
-# Calls with match_kvcache, which have the bits of attention to a cache. The first has more than one
-# group of key blocks.
+# Calls with match_kvcache, whose results must have the same bits as attention to a cache. The first
+# has more than one group of key blocks.
 _MATCHED = (
     _Shape("matched", 2, 150, 1290, 8, 2, causal=True, matched=True),
     _Shape("matched", 2, 150, 190, 4, 2, causal=True, scores=_ALL_SCORES, matched=True),
@@ -223,8 +223,8 @@ _MATCHED = (
 )
 _MATCHED_LARGE = _Shape("matched", 2, 2100, 2100, 16, 4, causal=True, matched=True)
 
-# Calls that return the largest score of each head. A separate kernel finds it, or the forward if
-# there are many queries.
+# Calls that return the largest score of each head. A separate kernel computes it; with many
+# queries, the forward kernel does.
 _MAX_LOGITS = (
     replace(_SMALL[2], max_logit=True),
     _Shape("wide", 1, 384, 330, 36, 4, causal=False, max_logit=True),
@@ -241,7 +241,7 @@ _LATENT_LARGE = (
     _Shape("latent", 20, 2, 1536, 64, 1, causal=True, page=64),
 )
 
-# The few shapes of the compiled sizes that are not usual.
+# The few shapes that run at compiled sizes other than the usual ones.
 _FEW = (
     _SMALL[2],
     _SMALL[3],
@@ -254,7 +254,7 @@ _TAIL = 8  # a tail case has this many columns less than the compiled head_dim, 
 
 
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
-    """Return small odd shapes and GPU-filling shapes for the usual sizes; few for other sizes.
+    """Return cases: small, odd and GPU-filling shapes for the usual sizes, a few for other sizes.
 
     Every kind of mask, packed documents and score modifications run at each usual size.
 

@@ -119,7 +119,7 @@ class Inputs:
         return {**name_results(out, lse), MAX_LOGIT: max_logit}
 
     def _attend_to_cache(self, case: Case) -> Tensors:
-        """Call the function that reads a cache, with its pages in reverse order."""
+        """Attend to a KV cache; if it has pages, they are stored in reverse order."""
         from ..attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415
         from ..attention.decoding.latent import flash_mla_with_kvcache  # noqa: PLC0415
 
@@ -166,7 +166,7 @@ def find_dropout(case: Case, device: torch.device) -> Dropout | None:
 
 
 def _name_arguments(scores: Scores) -> dict[str, Any]:
-    """Return score modifications except the bias, as arguments of each function that cases call."""
+    """Return the score modifications, except the bias, as keyword arguments of attention."""
     return {
         "softcap": scores.softcap,
         "alibi_slopes": scores.alibi_slopes,
@@ -175,7 +175,7 @@ def _name_arguments(scores: Scores) -> dict[str, Any]:
 
 
 def load_attention() -> Attention:
-    """Return the function that cases call; with `lengths`, a batch of 1 holds packed documents."""
+    """Return the function that cases call; with `lengths`, the batch is one row of documents."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - needs the extension
     from ..attention.packed import flash_attn_varlen_func  # noqa: PLC0415
 

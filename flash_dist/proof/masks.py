@@ -136,8 +136,8 @@ def make_scores(case: Case, device: torch.device) -> Scores:
     """Return the score modifications that `case.scores` names: softcap, alibi, sinks and bias.
 
     Slopes are [batch, num_heads_q], for packed documents [num_heads_q], to cover both forms. A bias
-    is [1, num_heads_q, seqlen_q, seqlen_k] in the dtype of q. With sinks it is float32, [batch, 1,
-    seqlen_q, seqlen_k], and masks some keys.
+    is [1, num_heads_q, seqlen_q, seqlen_k] in the dtype of q. In cases with sinks, a bias is
+    float32, [batch, 1, seqlen_q, seqlen_k], and -inf for some keys.
     """
     words, heads = case.scores.split(), (case.num_heads_q,)
     return Scores(

@@ -36,7 +36,8 @@ def name_results(*values: torch.Tensor | None) -> Tensors:
 def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) -> float:
     """Return the allowed absolute error of a tensor: twice that of plain half precision, plus 1e-5.
 
-    For lse and max_logit it is 1e-4 instead, for other float32 tensors 1e-4 of the largest value.
+    For lse and max_logit it is 1e-4; for other results of float32 inputs, 1e-4 times the largest
+    value.
 
     Args:
         name: The name of the tensor.
@@ -52,13 +53,13 @@ def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) ->
 
 
 def error_of_rounded_out(out: torch.Tensor, dout: torch.Tensor) -> float:
-    """Return an estimate of the error of a sink's gradient that rounding out causes, through delta.
+    """Estimate the error of a sink's gradient due to the rounding of out, which delta uses.
 
-    It assumes that the rounding errors of elements and of rows are independent, with either sign.
+    The estimate assumes that the rounding errors of elements and rows are independent.
 
     Args:
-        out: In float64, [batch, seqlen_q, num_heads_q, head_dim_v].
-        dout: Of the same shape in the input's dtype, to which out is rounded.
+        out: float64, [batch, seqlen_q, num_heads_q, head_dim_v].
+        dout: Same shape as out, in the input's dtype, to which kernels round out.
     """
     rows = out.shape[0] * out.shape[1]
     largest = (dout.to("cpu", torch.float64) * out).norm(dim=-1).max()

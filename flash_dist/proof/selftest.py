@@ -56,7 +56,7 @@ class AttentionCase(ToolkitCase):
         return Inputs.make(self.case, device)
 
     def describe_inputs(self, inputs: Inputs) -> dict[str, Any]:
-        """Return a digest of the mask's arrays, which the library reads on the device."""
+        """Return {"mask": digest of the arrays that kernels read}; empty if there are none."""
         return inputs.describe_mask(self.case)
 
     def run(self, inputs: Inputs) -> Tensors:
@@ -86,7 +86,7 @@ def load_cases() -> ChooseCases:
 def choose_cases(
     attention: Attention, device: torch.device, selected: Sequence[dict[str, Any]]
 ) -> tuple[AttentionCase, ...]:
-    """Return cases for all sizes that a GPU has kernels for; on the CPU, for a few sizes."""
+    """Return the cases of a device: for each size with kernels, or on the CPU for CPU_KERNELS."""
     kernels, sm_count = CPU_KERNELS, 0
     if device.type == "cuda":
         kernels = find_kernels(selected)

@@ -76,7 +76,7 @@ class AuditError(KernelsError):
 def show(value: object, most: int = 60) -> str:
     """Return the repr of a value on one line, shortened.
 
-    NOTE: Python writes no int of more than 4300 digits; a message must not fail because of that.
+    NOTE: repr raises ValueError for an int of more than 4300 digits; messages must not fail then.
     """
     if type(value) is int and abs(value) < 2**63:  # torch.compile cannot trace repr
         return f"{index(value)}"
@@ -92,7 +92,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def explain_os_error(error: OSError) -> KernelsError:
-    """Describe in a sentence what the system refused, and for which file.
+    """Return an error that says what the system refused, and for which file.
 
     NOTE: a `shutil.Error` from copying a folder has no errno, and its text has a line for each
     file.

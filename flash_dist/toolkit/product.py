@@ -37,13 +37,13 @@ class Variable:
     """An environment variable of the package."""
 
     name: str
-    check: str  # a function that describes what is wrong with a value; "" if nothing is
+    check: str  # names a function that returns what is wrong with a value, or ""
     finding: Mapping[str, Any]  # the fields of an `Entry` for a wrong value
 
 
 @dataclass(frozen=True)
 class Product:
-    """The package. A part is named `module` or `module:function`, relative to the package."""
+    """Description of a package; its parts are named `module` or `module:function` within it."""
 
     name: str  # name of the distribution, and namespace of its torch operators
     library: str  # file name of the library that has the kernels
@@ -52,17 +52,17 @@ class Product:
     axes: tuple[Mapping[str, Any], ...] = ()  # axes of its kernels, see `targets.axes`
     namespace: str = ""  # C++ namespace; empty: same as `name`
     oldest_gpu: str = ""  # compute capability; empty: the lowest that any axis needs
-    main_role: str = ""  # the kernel role that reports name first
+    main_role: str = ""  # the kernel role named first in reports
     operators: str = ""  # module that registers the torch operators; empty: load the binding
     cases: str = ""  # part that returns a function to choose selftest cases, see `selftest.case`
     variables: tuple[Variable, ...] = ()
-    torch_note: str = ""  # function that makes the text below torch in `doctor -v`
+    torch_note: str = ""  # function that returns the note below torch in `doctor -v`
     # Module of each subcommand, by its name.
     subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # Measured cost of compiling its PTX with CUDA_MODULE_LOADING `lazy` and `eager`.
     jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)
     built_with: str = (
-        ""  # the toolkit, unless it is a folder of the sources: see `make.wheels.run_time`
+        ""  # name of the toolkit that built it; empty if its own sources contain the toolkit
     )
 
     @classmethod
@@ -73,7 +73,7 @@ class Product:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """The compiled files: the binding, and the library of a table's kernels if there is one."""
+        """File names of the compiled libraries; the binding is last, or the only one."""
         return tuple(dict.fromkeys((self.library, BINDING)))
 
     def load(self, reference: str) -> Any:  # noqa: ANN401 - whatever it names
@@ -120,9 +120,9 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_itself() -> Product:
-    """Return the product of a standalone toolkit: that of its project, if it serves one.
+    """Return the product of a standalone toolkit: the project that it serves, or else itself.
 
-    The product names no module of the project's package, whose wheel has a toolkit of its own.
+    Operators and cases are left out: the toolkit in the wheel of the project loads them.
     """
     subcommands = {"new": "make.scaffold", "requirements": "make.requirements"}
     if PROJECT_FOLDER is None:
@@ -144,7 +144,7 @@ def _text(data: Mapping[str, Any], name: str) -> str:
 
 
 def _axes(dispatch: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the axes if they have the types that `targets.axes` reads, else none."""
+    """Return the axes if they have the types that `targets.axes` reads, else an empty list."""
     told = dispatch.get("axes")
     axes = told if isinstance(told, list) else []
     return axes if all(map(_is_axis, axes)) else []

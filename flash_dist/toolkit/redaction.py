@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-# Common names that identify nobody. Replacing them would garble words that contain them.
+# Common names that identify nobody. Replacing them would garble paths and messages.
 COMMON_USERS: Final = frozenset({
     "root", "user", "users", "admin", "ubuntu", "debian", "rocky", "linux", "docker", "container",
     "nvidia", "cuda", "torch", "python", "gpu", "driver", "test", "runner", "build", "install",

@@ -34,7 +34,7 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:  # noqa: A002 - 
     """Return the rows `input[indices]`; gradients of repeated rows are added.
 
     Raises:
-        TypeError: An argument is no tensor, or indices are no integers.
+        TypeError: An argument is not a tensor, or indices are not integers.
         ValueError: indices does not have shape [total], or an index is out of range (checked on the
             CPU only).
     """
@@ -52,11 +52,13 @@ def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, T
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """Return zeros of [first_axis_dim, ...] with `values` at the distinct rows `indices`.
+    """Return zeros of shape [first_axis_dim, ...] with `values` in the rows `indices`.
+
+    The indices must be distinct.
 
     Raises:
-        TypeError: An argument is no tensor, or indices are no integers, or first_axis_dim is no
-            integer.
+        TypeError: An argument is not a tensor, indices are not integers, or first_axis_dim is not
+            an integer.
         ValueError: indices and values differ in length, an index is out of range (checked on the
             CPU only), or the result would have more than 2**31 - 1 rows.
     """
@@ -91,11 +93,11 @@ def unpad_input(
         hidden_states: [total, ...], the tokens of both masks.
         indices: [total], the position of each token in [batch * seqlen]; for `pad_input`.
         cu_seqlens: [batch + 1], int32: where each sequence begins in hidden_states.
-        max_seqlen: Tokens of the longest sequence.
+        max_seqlen: Number of tokens of the longest sequence.
         seqused: [batch], int32: how many tokens of each sequence attention_mask marks.
 
     Raises:
-        TypeError: An argument is no tensor.
+        TypeError: An argument is not a tensor.
         ValueError: A mask does not have the shape [batch, seqlen] of hidden_states.
     """
     _check_mask("attention_mask", attention_mask, hidden_states)
@@ -126,10 +128,10 @@ def unpad_input_for_concatenated_sequences(
         hidden_states: [total, ...].
         indices: [total], the position of each token in [batch * seqlen]; for `pad_input`.
         cu_seqlens: [sequences + 1], int32: where each sequence begins in hidden_states.
-        max_seqlen: Tokens of the longest sequence.
+        max_seqlen: Number of tokens of the longest sequence.
 
     Raises:
-        TypeError: An argument is no tensor.
+        TypeError: An argument is not a tensor.
         ValueError: attention_mask_in_length does not have the shape [batch, seqlen] of
             hidden_states, or a row's lengths add up to more than seqlen.
     """

@@ -81,7 +81,7 @@ def _shorten(value: str) -> str:
 
 
 def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | None:
-    """Return the first malformed variable of this package, the problem and its finding."""
+    """Return the first malformed variable of this package, the problem and its finding, or None."""
     limit = variables.get(SMEM_VARIABLE, "")
     if limit and read_smem_limit(limit) is None:
         problem = f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit:.60}`"
@@ -119,7 +119,7 @@ def check_driver(environment: Environment) -> CheckResult:
 
 
 def explain_broken(cuda: Cuda) -> Entry:
-    """Return the finding of a broken driver's error code if that is known, else DRIVER_BROKEN."""
+    """Return the finding for a broken driver's error code if that is known, else DRIVER_BROKEN."""
     found = [one.entry for one in explain(cuda.reason)]
     sure = cuda.code is not None or found == [LIBCUDA_EMPTY]
     return found[0] if sure and found and found[0] is not CUDA_ERROR else ids.DRIVER_BROKEN
@@ -166,7 +166,7 @@ def describe_first_start(verdict: DeviceVerdict, environment: Environment) -> tu
 
 
 def describe_cost(variables: Mapping[str, str]) -> str:
-    """Describe the cost of JIT compilation; empty for lazy loading that was not measured."""
+    """Describe the cost of JIT compilation; empty if lazy loading is on and was not measured."""
     if variables.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
         measured = PRODUCT.jit_cost.get("eager")
         told = f" ({measured})" if measured else ""

@@ -159,9 +159,11 @@ def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
 
 
 def gather_gpus(installed: Installed | None = None, cuda: Cuda | None = None) -> Environment:
-    """Examine this machine without the files of this package, to judge libraries of any package.
+    """Examine this machine, but not this package's files and whether they load.
 
-    Without `cuda`, the driver is queried in this process.
+    Args:
+        installed: The build to judge; None for no build.
+        cuda: The driver and GPUs; None to ask the driver in this process.
     """
     return replace(
         _describe_host(cuda or read_cuda(), installed or Installed()),

@@ -79,7 +79,7 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
 
 
 def _judge_sets(environment: Environment, gpu: Gpu) -> CheckResult:
-    """If there is no build, name the project's arch sets that would serve this GPU."""
+    """Name the project's arch sets that would serve this GPU; used if there is no build."""
     sets = () if IMPORTED_AS else candidates_of(known_sets(), environment.machine)
     if not sets:
         summary = f"{describe_gpu(gpu)}: not judged, there is no build to judge it against"
@@ -100,7 +100,7 @@ def _judge_sets(environment: Environment, gpu: Gpu) -> CheckResult:
 
 
 def _better(environment: Environment) -> str:
-    """Return the fix that leads to a build with better code for all GPUs."""
+    """Return the fix that installs a build with better code for all GPUs."""
     return code_fix(_all_devices(environment), _build(environment), environment.cuda.driver)
 
 
@@ -172,7 +172,7 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
 
 
 def _visible_names(environment: Environment, indices: Iterable[int]) -> Iterator[str]:
-    """Yield names for a new CUDA_VISIBLE_DEVICES; the present one may hide and reorder GPUs."""
+    """Yield names for a new CUDA_VISIBLE_DEVICES; the current one may hide and reorder GPUs."""
     visible = environment.variables.get("CUDA_VISIBLE_DEVICES", "")
     given = dict(enumerate(name.strip() for name in visible.split(",")))
     for index in indices:
@@ -215,7 +215,7 @@ def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
 
 
 def describe_plans(verdict: DeviceVerdict) -> tuple[str, ...]:
-    """List the targets and shared-memory plans of each role; dtypes with the same share a line."""
+    """List each role's targets and shared-memory plans; dtypes with the same plans share a line."""
     lines: dict[tuple[str, str], list[str]] = {}
     for (role, words), kernels in _by_role_and_words(verdict).items():
         text = "; ".join(_describe_sizes(kernels, verdict.axes))
@@ -245,7 +245,7 @@ def _by_role_and_words(
 
 
 def _describe_sizes(kernels: list[KernelVerdict], axes: Axes) -> list[str]:
-    """Describe the code for each size; sizes with the same code share a text."""
+    """Describe the code for each size; sizes with the same code share an entry."""
     groups: dict[str, list[str]] = {}
     for kernel in kernels:
         groups.setdefault(_describe_kernel(kernel), []).append(name_sizes(kernel.key.sizes))

@@ -1,7 +1,7 @@
-"""Explains an absent driver or GPU, and unusual driver setups, from facts of the host.
+"""Explains an absent driver or GPU, and unusual driver setups, from properties of the host.
 
-The driver check reports the result of `explain_no_gpu` if the host shows the cause. The error
-numbers come from the CUDA Driver API (CUresult).
+The driver check reports the result of `explain_no_gpu` if it finds a cause. The error numbers are
+those of the CUDA Driver API (CUresult).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _MISMATCH = 803  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
 _COMPAT_REFUSED = 804  # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
-# CUDA error codes (None: no code) whose cause may be visible on the host. Other codes name it.
+# CUDA error codes that do not name the cause (None: no code), which the host may show.
 _UNSURE = {None, 3, 100, 101, 304, _MISMATCH, _COMPAT_REFUSED, 999}
 _SHOWN_FILES = 4
 
@@ -38,7 +38,7 @@ _WSL_NOTE = (
 
 
 def explain_no_gpu(environment: Environment) -> CheckResult | None:
-    """Say why CUDA shows no GPU, if the host shows the cause; otherwise None."""
+    """Say why CUDA shows no GPU; None if properties of the host do not explain it."""
     host, cuda = environment.host, environment.cuda
     if host is None or cuda.gpus:
         return None
@@ -56,7 +56,7 @@ def explain_no_gpu(environment: Environment) -> CheckResult | None:
 
 
 def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
-    """Explain a missing libcuda: not on the search path, WSL, or a host with a driver."""
+    """Explain why libcuda is missing; None if the host has no other part of a driver either."""
     if host.stray_libcuda:
         folder = host.stray_libcuda.rpartition("/")[0]
         summary = f"libcuda.so.1 is in {folder}, which the loader does not search"
@@ -152,7 +152,7 @@ def _fail(summary: str, fix: str, entry: Entry) -> CheckResult:
 
 
 def describe_driver(environment: Environment) -> tuple[str, ...]:
-    """Report notable facts of a working driver."""
+    """Say if a working driver is that of Windows under WSL, and if NVML does not answer."""
     host = environment.host
     if host is None or not environment.cuda.gpus:
         return ()
@@ -163,7 +163,7 @@ def describe_driver(environment: Environment) -> tuple[str, ...]:
 
 
 def check_devices(environment: Environment) -> CheckResult | None:
-    """Check that this process may open the device files; None if it may, or without a GPU."""
+    """Check that this process may open the device files; None if so, or if CUDA shows no GPU."""
     host = environment.host
     if host is None or not host.denied or not environment.cuda.gpus:
         return None
@@ -172,7 +172,7 @@ def check_devices(environment: Environment) -> CheckResult | None:
 
 
 def check_compat(environment: Environment) -> CheckResult | None:
-    """Report a libcuda of another release than the kernel module's, as cuda-compat installs it."""
+    """Report a libcuda from cuda-compat, or of another release than the kernel module."""
     host, driver = environment.host, environment.cuda.driver
     if host is None or driver is None or not environment.cuda.gpus:
         return None

@@ -39,7 +39,7 @@ def check_system(environment: Environment) -> CheckResult:
 
 
 def check_torch(environment: Environment) -> CheckResult:
-    """Check that torch exists, is new enough, supports CUDA if there are GPUs, and was tested."""
+    """Check that torch is new enough, tested with this build, and has CUDA if there are GPUs."""
     torch, installed = environment.torch, environment.installed
     if torch.status != "ok":
         if torch.status == "absent" and not IMPORTED_AS:  # a standalone toolkit has no operators
@@ -70,7 +70,7 @@ def check_torch(environment: Environment) -> CheckResult:
 
 
 def _prefer_another(environment: Environment, result: CheckResult) -> CheckResult:
-    """List each torch. Advise to use another installed one that fits, before a new one."""
+    """List every installed torch, and advise to use one that fits before installing another."""
     if not environment.torch.copies:
         return result
     first, *others = environment.torch.copies

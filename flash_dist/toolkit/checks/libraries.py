@@ -1,7 +1,7 @@
 """Checks libraries of any package, including ours, against the GPUs of a real or imagined machine.
 
-A container without code for a GPU is explained, not reported as a fault: the library may never call
-its kernels on that GPU.
+A container without code for a GPU is explained, not reported as a failure: the library may never
+launch the container's kernels on that GPU.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _STEPS = (
 )
 
 
-# A version of CUDA in the name of a library or its folder: `cuda124`, `cu12`, `cuda-13.0`.
+# A CUDA version in the name of a library or of its folder: `cuda124`, `cu12`, `cuda-13.0`.
 _CUDA: Final = re.compile(r"cu(?:da)?[-_]?([0-9]{2,3}(?:[._][0-9]{1,2})?)(?![0-9])")
 
 
 def examine_libraries(
     environment: Environment, libraries: Iterable[Library | Unread]
 ) -> Iterator[CheckResult]:
-    """Judge this machine and some libraries: yield the results.
+    """Check the machine, judge the libraries, and yield the results.
 
     There is a result for each check of the machine, each library that cannot be read or will not
     load, and each pair of GPU and library.

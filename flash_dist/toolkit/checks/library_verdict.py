@@ -34,7 +34,7 @@ class ContainerVerdict:
     how: How
     reason: str
     arch: Arch | None = None
-    fits_hardware: bool = True  # ignoring driver and variables
+    fits_hardware: bool = True  # whether the GPU can run it, apart from driver and variables
 
 
 @dataclass(frozen=True)

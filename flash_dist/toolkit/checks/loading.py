@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .environment import Environment
 
 _PARTS = {"kernels": "the kernel library", "torch": "torch", "extension": "the torch extension"}
-_OUTER = {  # environment problems outside the install
+_OUTER = {  # problems of the system, which a new installation would not fix
     linking.EXECUTABLE_STACK,
     linking.FILE_LIMIT,
     linking.FILE_SYSTEM_FAILS,

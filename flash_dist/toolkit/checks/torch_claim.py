@@ -1,8 +1,8 @@
 """Checks whether torch itself supports the same GPUs as this build.
 
-torch.cuda.get_arch_list() returns a text that was fixed when torch was compiled.
-`_check_capability` warns according to this text, but drops suffixes and treats PTX as SASS. This
-check reads the code in torch's library instead.
+`torch.cuda.get_arch_list()` returns a list that was fixed when torch was compiled.
+`torch.cuda._check_capability` warns according to this list, but drops suffixes and treats PTX as
+SASS. This check reads the code in torch's library instead.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
 def claims(code: TorchCode, gpu: Gpu) -> bool:
     """Tell if `_check_capability` accepts a GPU.
 
-    torch accepts a GPU if some code has the same major and no newer minor; suffixes do not count.
-    With an empty list it accepts every GPU.
+    It accepts a GPU if some entry of the list has the same major and no newer minor version;
+    suffixes are ignored. If the list is empty, it accepts every GPU.
     """
     plain = {Arch(arch.major, arch.minor) for arch in code.arch_list}
     return not plain or any(judge(arch, gpu.device, None, Origin(None)) for arch in plain)

@@ -61,7 +61,7 @@ def _describe(gpu: PhysicalGpu) -> str:
 
 
 def _find_invalid(value: str, physical: Sequence[PhysicalGpu]) -> str:
-    """Return the first entry that names no GPU; -1 and other words may validly hide all GPUs."""
+    """Return the first entry that names no GPU, or ""; `-1` and other words may hide all GPUs."""
     names = [gpu.uuid for gpu in physical]
     names += [instance.uuid for gpu in physical for instance in gpu.instances]
     for entry in (part.strip() for part in value.split(",")):
@@ -100,7 +100,7 @@ def _number(indices: Sequence[int]) -> str:
 
 
 def _describe_lost(environment: Environment, hidden: Sequence[PhysicalGpu]) -> Iterator[str]:
-    """Say what the GPUs hidden from CUDA would run, one line for GPUs that are alike."""
+    """Say which code the GPUs hidden from CUDA would run; identical GPUs share a line."""
     groups: dict[str, list[int]] = {}
     for gpu in hidden:
         use = f"{_describe(gpu)}{_judge_lost(environment, gpu)}"

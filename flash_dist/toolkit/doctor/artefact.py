@@ -51,14 +51,14 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
 
     Args:
         place: A path, an address of a file or of an index page, or an install line for pip or uv.
-        environment: The GPUs to choose a wheel of an index page for.
-        progress: Called with the bytes so far and, if known, in total.
+        environment: The machine whose GPUs decide which wheel of an index page is chosen.
+        progress: Called with the number of bytes received, and the total or None.
 
     Raises:
         FatbinError: There is no such file, or it cannot be read.
-        FetchError: The target cannot be fetched, differs from its hash, or nothing on the page
-            fits.
-        UsageError: The line names no single version, or no index.
+        FetchError: The file or page cannot be fetched, the file differs from its hash, or no wheel
+            on the page fits.
+        UsageError: The install line does not name exactly one version, or names no index.
     """
     pinned = read_line(place)
     wanted = pinned if isinstance(pinned, Pinned) else None
@@ -85,7 +85,7 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
 
 
 def _narrow(index: Index, wanted: Pinned | None) -> Index:
-    """Keep the wheels of the version that a pip line names."""
+    """Keep only the wheels of the project and version that an install line names."""
     if wanted is None:
         return index
     name, version = wanted.project, wanted.version
@@ -131,10 +131,10 @@ def _fetch_best(
 
 
 def _choose(index: Index, environment: Environment) -> tuple[IndexedWheel, tuple[str, ...]]:
-    """Choose a wheel of this package by the GPUs, else the newest wheel that fits the Python.
+    """Choose a wheel of this package by the GPUs, else the newest wheel for this Python and system.
 
     Returns:
-        The wheel, and why other wheels could not be chosen.
+        The wheel, and sentences on the wheels that were left out.
     """
     python, here = environment.python.partition(" ")[0], not environment.what_if
     own = [wheel for wheel in index.wheels if wheel.project == PROJECT]

@@ -75,13 +75,13 @@ class Examination:
         return all(self.results)
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 0, 1 or 3; 3 if GPUs should be judged but nothing is known about any GPU."""
+        """Return 0, 1 for findings, or 3 if GPUs should have been judged and none was."""
         wanted = any(name in self.choice for name in GPU_CHECKS)
         checked = not wanted or any(map(self._is_of_gpu, self.results))
         return exit_code(self.results, checked_gpu=checked, strict=strict)
 
     def _is_of_gpu(self, result: CheckResult) -> bool:
-        """Tell if a result is about one GPU; libraries without GPU code have one result for all."""
+        """Tell if a result judges a GPU; libraries without GPU code get one result for all GPUs."""
         if result.entry is NO_GPU_CODE:
             return bool(self.environment.cuda.gpus)
         return result.gpu is not None and result.status != "skip"
@@ -105,13 +105,13 @@ class Selftest(Protocol):
     """Runs the kernels of the selftest on GPUs."""
 
     def side_by_side(self, gpus: Iterable[Gpu]) -> AbstractContextManager[None]:
-        """Let the selftests of these GPUs run at the same time."""
+        """Run the selftests of these GPUs in parallel while the context is open."""
 
     def run(self, gpu: Gpu) -> CheckResult:
         """Run the kernels on one GPU."""
 
     def compare_gpus(self) -> CheckResult | None:
-        """Compare the results of GPUs of the same setting; None if no two can be compared."""
+        """Compare the bits of GPUs with the same setting; None if no two can be compared."""
 
 
 def examine(
@@ -121,7 +121,7 @@ def examine(
 
     Args:
         environment: The machine, real or imagined.
-        selftest: Runs the kernels on one GPU. None: skip the selftest.
+        selftest: Runs the kernels on GPUs. None: skip the selftest.
         choice: Which checks to run.
     """
     yield from _examine_machine(environment, choice)

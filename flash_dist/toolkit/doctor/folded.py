@@ -56,7 +56,7 @@ def _flat_fields() -> Iterator[Any]:
     yield ("origin", Origin, DEFAULT_ORIGIN)
     yield ("proof", str, "")
     for axis in AXES.every:
-        if axis.rule != "last":  # None: kernels without a table have no axes
+        if axis.rule != "last":  # None if the kernel has no axes, or no value for this one
             yield (axis.name, str | None if axis.rule == "equal" else int | None, None)
 
 
@@ -67,7 +67,7 @@ FoldedVariant = make_dataclass(
 
 @dataclass(frozen=True)
 class FoldedKernels:
-    """Kernels that exist for several targets, as symbols without prefix and target."""
+    """Kernels that exist for the same targets; `names` are symbols without prefix and target."""
 
     targets: tuple[Arch, ...]
     names: tuple[str, ...]
@@ -78,7 +78,7 @@ class FoldedKernels:
         """Yield each kernel of each target.
 
         Raises:
-            ValueError: A name is not that of a kernel.
+            ValueError: A name is not the name of a kernel.
         """
         for arch in self.targets:
             for name in self.names:
@@ -122,7 +122,7 @@ class FoldedBuild:
         """Return the build.
 
         Raises:
-            ValueError: There are more kernels than in any build, or a name is not that of a kernel.
+            ValueError: There are more kernels than in any real build, or a name is malformed.
         """
         count = sum(len(one.targets) * len(one.names) for one in self.kernels)
         if count + len(self.others) > _MOST_VARIANTS:

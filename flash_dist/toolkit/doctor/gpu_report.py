@@ -32,7 +32,7 @@ class GpuReport:
     status: Status  # "ok", "warn" (runs, with a remark), "fail" or "skip" (there is no build)
     how: KernelHow  # worst way in which code runs there: "native", ..., "jit", "none"
     targets: tuple[str, ...]  # of the code that runs there: ("sm_90a",)
-    sentence: str  # as in doctor; for a GPU that is not served, the operators' error
+    sentence: str  # as in doctor; the operators raise it as an error if they cannot use the GPU
     fix: str = ""
     id: str = ""  # stable id of the cause; empty if there is none
 
@@ -75,9 +75,10 @@ def check(devices: Iterable[int] | None = None) -> Report:
     """Judge the GPUs of this process against the code in the installed build.
 
     Prints nothing, runs no kernel and does not need torch. CUDA is not initialised in this process,
-    so that processes forked later can use CUDA. A separate process asks the driver for the GPUs,
-    once for each setting of the driver's variables. If this process already uses CUDA, it asks the
-    driver itself. Reading the kernel library takes a moment, so keep the result.
+    so that processes forked later can use CUDA. Instead, a separate process asks the driver for the
+    GPUs; its answer is cached until a variable such as CUDA_VISIBLE_DEVICES changes. If this
+    process already uses CUDA, it asks the driver itself. Reading the kernel library takes a moment,
+    so keep the result.
 
     Args:
         devices: GPU numbers, as in torch. None for all that this process sees.

@@ -40,7 +40,7 @@ _FOLDED: Final[dict[type, Any]] = {
     Variant: FoldedVariant,
 }
 
-# By the name of a text field that is parsed later: the pattern of its text, and words for it.
+# For text fields that are parsed later, by name: the pattern of the text, and its description.
 _PATTERNS: Final = {
     "toolkit": (re.compile(r"[0-9]+\.[0-9]+(\.[0-9]+)*|"), "a version such as `13.0`"),
     "module_release": (re.compile(r"[0-9]+(\.[0-9]+)*|"), "a release such as `580.65.06`"),
@@ -103,7 +103,7 @@ def write(kind: Any, value: Any, clean: Clean) -> Any:  # noqa: ANN401, PLR0911 
 
 
 def read(kind: Any, data: Any, place: str) -> Any:  # noqa: ANN401, PLR0911 - a type and a value
-    """Return the value that `write` converted.
+    """Convert plain data back to a value; the reverse of `write`.
 
     Args:
         kind: The type of the value.
@@ -188,7 +188,7 @@ def _unfold(folded: Any, place: str) -> Any:  # noqa: ANN401 - an instance of it
 
 
 def _require_plain(data: Any, place: str, levels: int) -> None:  # noqa: ANN401 - any JSON
-    """Raise UnfitError for deep nesting, a control character, or a huge or infinite number."""
+    """Raise UnfitError for deep nesting, a control character, or a huge or non-finite number."""
     if isinstance(data, str):
         _text(data, place)
     elif isinstance(data, (dict, list)):
@@ -208,12 +208,12 @@ def _text(data: Any, place: str) -> str:  # noqa: ANN401 - checked here
 
 
 def is_clean(text: str) -> bool:
-    """Tell if a text contains only printable characters and line ends."""
+    """Tell if a text contains only printable characters and newlines."""
     return all(char.isprintable() or char == "\n" for char in text)
 
 
 def require(fits: bool, place: str, wanted: str, got: Any) -> None:  # noqa: ANN401, FBT001
-    """Raise UnfitError unless a value fits."""
+    """Raise UnfitError, which says what is wanted at `place`, unless `fits` is True."""
     if not fits:
         message = f"`{place}` must be {wanted}, got `{_short(got)}`"
         raise UnfitError(message)

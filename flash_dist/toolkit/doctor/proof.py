@@ -1,4 +1,4 @@
-"""Runs the selftest of each GPU, and compares the bits with other GPUs and recorded bits."""
+"""Runs the selftest on GPUs, and compares the bits of GPUs with each other and with records."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 
 class Proof:
-    """Runs the selftest of GPUs and keeps their fingerprints.
+    """Runs the selftest on GPUs and keeps the fingerprints of the results.
 
     Args:
         environment: This machine.
         runs: Number of runs of each case.
         timeout: Seconds allowed for one GPU.
         references: Recorded fingerprints; None for the fingerprints in the package.
-        child: The selftest's child process, see `run_selftest`.
+        child: Arguments of Python for the selftest's child process; see `run_selftest`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Proof:
 
     @cached_property
     def kernels(self) -> Mapping[str, str]:
-        """The hash of each kernel's code in the installed library; empty if it cannot be read."""
+        """Hashes of the installed kernels' code by symbol; empty if a library cannot be read."""
         return read_kernels(self._environment.installed.library)
 
     @cached_property
@@ -85,7 +85,7 @@ class Proof:
 
     @contextmanager
     def side_by_side(self, gpus: Iterable[Gpu]) -> Iterator[None]:
-        """Let the selftests of these GPUs run in parallel; the first request starts all of them."""
+        """Run the selftests of these GPUs in parallel; the first call of `run` starts them all."""
         commands = {
             str(gpu.index): make_command(str(gpu.index), self._runs, self._child) for gpu in gpus
         }
@@ -97,7 +97,7 @@ class Proof:
                 self.together = None
 
     def run(self, gpu: Gpu) -> CheckResult:
-        """Run the selftest on a GPU; compare results with the prediction and recorded bits."""
+        """Run the selftest on a GPU; check its variants and bits against prediction and records."""
         together = self.together
         names = together.names if together else (str(gpu.index),)
         what = f"selftest of gpu{'s' if len(names) > 1 else ''} {', '.join(names)}"
@@ -133,7 +133,7 @@ class Proof:
         return compare_with(self.references, setting, own)
 
     def record(self, date: str) -> tuple[Reference, ...]:
-        """Return the fingerprints of the GPUs so far, of one GPU for each model and setting."""
+        """Return the results so far as references: one for each GPU model and setting."""
         build = self._environment.installed.build
         toolkit = (build.toolkit if build else None) or DEFAULT_TOOLKIT
         found: dict[tuple[str, Setting], Reference] = {}
@@ -146,7 +146,7 @@ class Proof:
         return tuple(found.values())
 
     def compare_gpus(self) -> CheckResult | None:
-        """Compare GPUs of the same setting with each other; None if no two can be compared."""
+        """Compare the bits of GPUs with the same setting; None if no two can be compared."""
         pairs = 0
         differing: list[tuple[Gpu, Gpu, Mismatch]] = []
         for place, (gpu, setting, own) in enumerate(self.proven):
@@ -174,13 +174,13 @@ class Proof:
 def run_on_cpu(
     runs: int, *, timeout: float, working: Working, child: Sequence[str] = CHILD
 ) -> SelftestReport:
-    """Run the selftest of the reference path, with progress.
+    """Run the selftest of the reference path on the CPU, and show progress.
 
     Args:
         runs: Number of runs of each case.
         timeout: Seconds allowed.
         working: Shows progress, like `Proof.working`.
-        child: The selftest's child process, see `run_selftest`.
+        child: Arguments of Python for the selftest's child process; see `run_selftest`.
     """
     what = "selftest of the cpu"
     alone = SideBySide({"cpu": make_command("cpu", runs, child)}, timeout=timeout)
@@ -193,7 +193,7 @@ def read_kernels(library: str) -> Mapping[str, str]:
     """Return the hash of each kernel's code by symbol; empty if a library cannot be read.
 
     Args:
-        library: The first library of the package; its other libraries are in the same folder.
+        library: Path of the package's first library, whose folder contains the others; "" for none.
     """
     found: dict[str, str] = {}
     try:
@@ -206,7 +206,7 @@ def read_kernels(library: str) -> Mapping[str, str]:
 
 
 def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
-    """Add to a selftest's result how its bits compare with the recorded bits."""
+    """Add the comparison with recorded bits to a selftest's result, which fails if they differ."""
     data: dict[str, Any] = {**result.data, "fingerprints": agreement.to_json()}
     if agreement or not result:
         return replace(result, details=(*result.details, agreement.sentence), data=data)
@@ -225,7 +225,7 @@ def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
 
 
 def compare_selftest(loading: Loading, report: SelftestReport, result: CheckResult) -> CheckResult:
-    """Say in the result if the selftest could not load although loading was predicted to work."""
+    """If loading fails although it was predicted to work, add that to the selftest's result."""
     failed = {finding.entry for finding in report.findings} & {SELFTEST_CRASHED, SELFTEST_ERROR}
     if report.imported or not failed or loading.status != "ok":
         return result

@@ -32,7 +32,7 @@ LAUNCHER: Final = f"torchrun --nproc-per-node=gpu -m {NAME} fleet"
 
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _VARIABLES = (*_NUMBERS, "MASTER_ADDR", "MASTER_PORT")
-_SLACK = 600.0  # seconds to wait for the slowest rank
+_SLACK = 600.0  # seconds to wait for the slowest rank, in addition to the selftest's timeout
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distrib
     """Join the other ranks; return torch.distributed, which exchanges values with them.
 
     Raises:
-        GroupError: torch is absent, or does not connect the ranks.
+        GroupError: torch is absent, finds no GPU for nccl, or cannot connect the ranks.
     """
     found = read_torch()
     if found.status != "ok":
@@ -93,14 +93,14 @@ def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distrib
 def prove_rank(
     rank: Rank, environment: Environment, proof: Proof, *, runs: int, child: Sequence[str] = CHILD
 ) -> Member:
-    """Run the selftest on the GPU of this rank, or on the CPU if there is none, in one round.
+    """Run one round of the selftest on this rank's GPU, or on the CPU if the machine has no GPU.
 
     Args:
         rank: This process.
         environment: The machine of this process.
         proof: Shared by all rounds, so that the library is read once.
         runs: Number of runs of each case.
-        child: The selftest's child process, see `run_selftest`.
+        child: Arguments of Python for the selftest's child process; see `run_selftest`.
     """
     host = socket.gethostname()
     gpus = environment.cuda.gpus
@@ -127,7 +127,7 @@ def prove_rank(
 def _describe_cpu(
     rank: Rank, host: str, environment: Environment, report: SelftestReport
 ) -> Member:
-    """Describe the reference path of a rank without a GPU; its bits depend on host and torch."""
+    """Return the member for a rank without a GPU; its setting names what decides the CPU's bits."""
     where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
     own = make_fingerprints(report, {}, "")
     result = replace(check_selftest(report), data={}, name="selftest cpu")

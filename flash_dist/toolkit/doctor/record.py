@@ -1,4 +1,6 @@
-"""A machine in a file, to be judged elsewhere with the same result: `--save` and `--load`.
+"""Saves a description of a machine to a file, so that doctor can judge the machine elsewhere.
+
+`doctor --save` writes such a record, and `doctor --load` gives the same results for it.
 
 The checks judge one Environment. A record holds that Environment, the options and the selftest
 results. User names, host names and secrets are left out.
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 COMMAND: Final = "doctor --save"
-LARGEST: Final = 4 << 20  # bytes; a record of the largest build and torch is a few hundred thousand
+LARGEST: Final = 4 << 20  # bytes; the largest build and torch need a few hundred thousand
 MOST_GPUS: Final = 64
 LINE: Final = 100  # characters
 
@@ -47,7 +49,7 @@ _VERSION: Final = re.compile(r"[0-9A-Za-z.+-]{1,80}")
 
 @dataclass(frozen=True)
 class Record:
-    """A machine as doctor examined it, with time and version."""
+    """A machine as doctor examined it, with the time and the version of the package."""
 
     written_by: str = field(metadata={"key": NAME})  # version of the package
     recorded: str  # 2026-11-22 19:44 UTC
@@ -103,7 +105,7 @@ class Record:
         return next((result for result in self.selftest if result.name == name), None)
 
     def narrow(self, choice: CheckChoice) -> CheckChoice:
-        """Return the checks to judge: checks that are both recorded and requested.
+        """Return the checks to run: those that are both recorded and requested.
 
         Raises:
             UsageError: A requested check is not in the record.
@@ -120,7 +122,7 @@ class Record:
         )
 
     def to_text(self, redaction: Redaction) -> str:
-        """Write the file's text, without anything that redaction removes."""
+        """Return the record as the text of a file, with every string redacted."""
 
         def clean(text: str) -> str:
             return _escape(redaction.text(text))
@@ -130,11 +132,14 @@ class Record:
 
     @classmethod
     def from_text(cls, text: str | bytes, *, source: str) -> Record:
-        """Read the file's text.
+        """Read a record from the text of a file.
+
+        Args:
+            text: The text.
+            source: Name of the file, for messages.
 
         Raises:
-            UsageError: The text is not a record, or its format is of a later version of the
-                package.
+            UsageError: The text is not a record, or its format is newer than this package.
         """
         by = ""
         try:
@@ -215,12 +220,12 @@ def _escape(text: str) -> str:
 
 
 def lay_out(data: Any, indent: str = "", before: int = 0) -> str:  # noqa: ANN401 - any JSON
-    """Format JSON for people: short values in one line, lists of words in full lines.
+    """Format JSON for people: short values on one line, long lists of words wrapped into lines.
 
     Args:
         data: Plain data.
-        indent: Indent of the line in which the data begins.
-        before: Characters in that line between the indent and the data.
+        indent: Indentation of the line in which the data begins.
+        before: Number of characters in that line between the indentation and the data.
     """
     line = json.dumps(data)
     if len(indent) + before + len(line) < LINE or not isinstance(data, (dict, list)) or not data:

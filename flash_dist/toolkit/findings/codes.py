@@ -1,4 +1,4 @@
-"""Every error code of CUDA, as the driver, the runtime and other programs write it.
+"""The error codes of CUDA, as the driver, the runtime and other programs write them.
 
 `explain` finds a code in a text with this table, and doctor looks up the code that `cuInit`
 returned. Entries name the codes that they explain; codes without an entry are found too. Source:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MANY: Final = 8  # maximum matches of a code in one text: a log repeats its messages
 
-# Number, driver name, runtime name, text. A number may have several texts.
+# Number, driver name, runtime name (`-`: none), text. A number may have several texts.
 _TABLE: Final = """\
 1 INVALID_VALUE InvalidValue invalid argument
 2 OUT_OF_MEMORY MemoryAllocation out of memory

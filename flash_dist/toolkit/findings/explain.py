@@ -106,7 +106,7 @@ def suggest(pasted: str) -> tuple[Entry, ...]:
 
 
 def _read_id(pasted: str) -> str:
-    """Read an id in any spelling: quoted, or as the end of an address."""
+    """Return a text in lower case without quotes; of an address, only the part after `#`."""
     return pasted.strip("`'\" \t\r\n").rpartition("#")[2].lower()
 
 
@@ -151,7 +151,7 @@ def _find_elided(text: Text) -> Iterator[Entry]:
 
 
 def _rate(entry: Entry, words: list[str]) -> float:
-    """Return the largest fraction of the words of a message that a text contains in order."""
+    """Return the largest fraction of any message's words that a text contains in order."""
     best = 0.0
     for message in entry.messages:
         own = _words(message)

@@ -1,8 +1,8 @@
 """Finds this package's own sentences in pasted text, and explains them by their source.
 
-A sentence is any text of at least three words in a module outside of findings and make. Its
-variable parts are unknown beforehand; a sentence is recognised by its fixed words, in order and
-near each other.
+A sentence is any text of at least three words in a module outside of findings and make. Variable
+parts are unknown beforehand, so a sentence is recognised by its fixed words, which must be in order
+and near each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPEN: Final = "\0"  # replaces a variable part
 
 _SKIPPED: Final = {"findings", "make"}  # messages of other programs; modules in no wheel
 _FEWEST: Final = 9  # fewest letters of a sentence without its variable parts
-_SURE: Final = 24  # a sentence of at least so many letters may begin anywhere in a line
+_SURE: Final = 24  # a sentence with at least this many letters may begin anywhere in a line
 _LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces
 _LONGEST_NAME: Final = 40  # maximum characters before a sentence that begins with a variable part
 _MOST_TRIES: Final = 200  # maximum places to try as the beginning of a sentence
@@ -49,7 +49,7 @@ OWN_SENTENCE: Final = Entry(
 )
 
 _FEWEST_ALONE: Final = 12  # fewest letters if the text does not name the package
-_LONGEST_TEXT: Final = 200_000  # most characters without spaces; of a longer log, the end is read
+_LONGEST_TEXT: Final = 200_000  # most characters without spaces; a longer log is cut at its start
 _SHOWN: Final = 3
 _LABEL: Final = re.compile(r"[\w)]:|(?:fail|warn|skip)\]")  # allowed before a sentence
 _LONGEST_LABEL: Final = 120
@@ -64,7 +64,7 @@ class Sentence:
     function: str
     error: str = ""  # the class of the error with this text
     hint: str = ""
-    entry: str = ""  # the name of its finding
+    entry: str = ""  # the constant of its finding, such as "NO_GPU"
 
     def __str__(self) -> str:
         """Return the place and the error class of the sentence."""
@@ -74,7 +74,7 @@ class Sentence:
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """The fixed text between the variable parts, without spaces."""
+        """The fixed texts between the variable parts, in lower case without spaces."""
         return tuple(filter(None, (squeeze(unquote(one)) for one in self.text.split(_OPEN))))
 
     def is_traced_in(self, pasted: str) -> bool:
@@ -190,10 +190,10 @@ def _read_part(part: ast.expr) -> str:
 
 
 def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:
-    """Map each text that a call passes, directly or by name, to its error, hint and finding.
+    """Map each text that a call passes, directly or by name, to the error, hint and finding.
 
-    The keys are the ids of the nodes. A name stands for every value that was assigned to it since
-    the previous error was raised.
+    The keys are `id(node)` of the texts. A name stands for every value that was assigned to it
+    since the previous error was raised.
     """
     raised = {id(node.exc) for node in nodes if isinstance(node, ast.Raise)}
     named: dict[str, list[ast.expr]] = {}
@@ -239,10 +239,10 @@ def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.exp
 
 
 def find_own(pasted: str) -> tuple[Sentence, ...]:
-    """Find the longest of our sentences in a text, or all of the same rank.
+    """Find this package's longest sentence in a text; several if they have the same rank.
 
-    A sentence that a traceback names ranks before longer ones. A sentence with few fixed letters
-    counts only if the text also names this package.
+    A sentence whose function a traceback names ranks before longer sentences. A sentence with few
+    fixed letters counts only if the text also names this package.
     """
     if len(pasted.split()) < _FEWEST_WORDS:
         return ()

@@ -19,7 +19,7 @@ ELISION: Final = "..."
 _MANY: Final = 8  # maximum matches of a phrase in one text: a log repeats its messages
 _WORD: Final = r"[\w.+-]*\w"
 _ELIDED: Final = re.escape(ELISION)
-_FEW: Final = 3  # words that suffice next to `...` for a phrase of at most twice as many words
+_FEW: Final = 3  # words that suffice next to `...` if the phrase has at most twice as many
 _TORCHS: Final = "(?:3c10|2at|5torch|6caffe2)"  # mangled namespaces of torch
 _PLACES: Final = {  # widest first: of two equally long phrases, the narrower one wins
     "requirement": r"[\w.+-]+(?:\[[\w,.-]+\])?(?:[<>=!~]{1,3}[\w.*+!-]+,?)*",
@@ -60,7 +60,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Place:
-    """A match of a phrase in a text, counted without spaces, with its variable words."""
+    """A match of a phrase: positions in the text without spaces, and the variable words."""
 
     start: int
     end: int

@@ -64,10 +64,10 @@ class CheckResult:
         details: More sentences.
         fix: The remedy.
         entry: The finding; None if there is nothing to explain.
-        gpu: The GPU that the result is about.
+        gpu: Index of the GPU that the result is about; None if it is not about one GPU.
         data: More data for programs.
         name: Name of the check.
-        background: Details that come first, and that are not printed if all is well.
+        background: Details that come before `details`; printed only for a failure or with -v.
     """
 
     status: Status
@@ -135,7 +135,7 @@ def guard(
     Args:
         name: Name of the check.
         check: The check. If it returns None, nothing is yielded.
-        gpu: The GPU that the check examines.
+        gpu: Index of the GPU that the check examines; None if it examines no single GPU.
     """
     try:
         found = check()

@@ -97,13 +97,13 @@ def last_variant() -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def recorded_plans() -> Iterator[list[dict[str, Any]]]:
-    """Record the plans of this process's calls, of any thread; the list is filled at the end.
+    """Record the plans of this process's calls, from all threads; fill the list after the block.
 
     Each call has an entry with the library's decisions, followed by an entry for each launch with
     the symbol of its `kernel`.
 
     Raises:
-        ExtensionError: The library does not load, or its version cannot record.
+        ExtensionError: The library does not load, or is too old to record plans.
     """
     try:
         record, read = _function("record_plans"), _function("plans_json")

@@ -54,7 +54,7 @@ class Missing:
     """A needed library that is not found."""
 
     name: str
-    needed_by: str  # file name of the library that needs it; empty for the root
+    needed_by: str  # file name of the library that needs it; empty if that is the root
 
 
 class Found(NamedTuple):
@@ -83,7 +83,7 @@ class Closure:
 
     libraries: Mapping[str, Loaded]  # by the name under which a file needs them; "" is the root
     missing: tuple[Missing, ...] = ()
-    unread: tuple[str, ...] = ()  # found but not examined
+    unread: tuple[str, ...] = ()  # names of libraries that exist, but that were not read
     broken: tuple[Broken, ...] = ()
 
 
@@ -105,7 +105,7 @@ class Linker:
 
         Args:
             root: The library.
-            siblings: File names of the library's package, whose code may load these files first.
+            siblings: Names of the files in the library's package, which may load them first.
         """
         beside = frozenset(siblings)
         libraries = {"": root}

@@ -21,7 +21,7 @@ from .process import Outcome, python_command, run_child
 if TYPE_CHECKING:
     from ..findings.entry import Entry
 
-TIMEOUT = 120.0
+TIMEOUT = 120.0  # seconds
 
 _UNMAPPED = "failed to map segment from shared object"  # prefix of the loader's message
 _NO_MEMORY = ("std::bad_alloc", "Cannot allocate memory", "MemoryError")
@@ -131,7 +131,7 @@ def _find_outer_cause(outcome: Outcome, reason: str) -> str:
         return f"`export PYTHONUTF8=1`: such a path cannot be written in {encoding}"
     try:
         Path.cwd()
-    except OSError:  # in a deleted folder MKL fails, and blames torch
+    except OSError:  # in a deleted folder MKL fails, with an error that blames torch
         return "`cd /` and run it again: the folder that this was started in is gone"
     return ""
 
@@ -140,7 +140,7 @@ def _is_spelled(path: Path) -> bool:
     """Tell if torch can pass a path to C++, as it does for modules that register operators."""
     try:
         str(path).encode()
-    except UnicodeEncodeError:  # bytes that this encoding lacks
+    except UnicodeEncodeError:  # the path has bytes that Python could not decode
         return False
     return True
 

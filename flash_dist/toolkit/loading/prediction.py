@@ -84,7 +84,7 @@ def predict_loading(
         host: The environment.
         label: Name of the file in messages; empty for its file name.
         torch_min: The oldest torch that the file is built for, if known.
-        siblings: Names of other files of the package, whose code may load them.
+        siblings: Names of the other files in the package, which may load them first.
 
     Raises:
         FatbinError: The file cannot be read.
@@ -202,7 +202,10 @@ class _Judge:
         return self.host.torch.status == "ok" and not self.host.torch.cuda
 
     def _judge_versions(self, closure: Closure) -> Iterator[Finding]:
-        """Compare the needed symbol versions with the defined ones, which the linker does first."""
+        """Check that the needed symbol versions are defined.
+
+        The dynamic linker checks this before it looks up symbols.
+        """
         seen: set[tuple[str, str]] = set()
         for one in closure.libraries.values():
             file = self.label if one is self.root or one.path is None else one.path.name
@@ -286,7 +289,7 @@ class _Judge:
         return [one.shared for one in libraries.values()]
 
     def _torch_libraries(self) -> list[SharedObject]:
-        """Return torch's libraries: a module that is loaded after torch need not name them."""
+        """Return torch's libraries: a module that is loaded after torch need not list them."""
         folder = self.host.torch_folder
         paths = sorted(folder.glob("lib*.so")) if folder is not None else []
         opened = (self.host.linker.open(path) for path in paths)

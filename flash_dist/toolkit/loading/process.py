@@ -100,7 +100,7 @@ def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
 def watch_child(command: Sequence[str], *, timeout: float) -> Generator[Path, None, Outcome]:
     """Run a command as `run_child` does; yield the report's path until the child has ended.
 
-    The path is yielded on each request, so one process can watch many children. Closing the
+    Each iteration polls the child once, so one process can watch many children. Closing the
     generator ends the child.
     """
     started = time.monotonic()

@@ -33,7 +33,7 @@ def group_checks(checks: Sequence[Json]) -> list[Group]:
 
 
 def list_steps(groups: Sequence[Group], statuses: Sequence[str]) -> Iterator[Markup]:
-    """Yield the fixes for the checks of these statuses; each fix appears once for a status."""
+    """Yield the fixes for the checks with these statuses; a fix appears once per status."""
     steps: dict[tuple[object, ...], list[Group]] = {}
     for status in statuses:
         for group in groups:

@@ -38,7 +38,7 @@ _HEADS: Final = (
 
 
 def make_facts(environment: Mapping[str, Any]) -> Markup:
-    """Return the facts in groups, then the GPUs; facts of no other group are under 'Also'."""
+    """Return the facts in groups, then the GPUs; facts that fit no group are under "Also"."""
     left = deepcopy(dict(environment))
     what_if = left.pop("what_if", False)
     machine = "Asked on" if what_if else "Machine"
@@ -227,7 +227,7 @@ def _place(gpu: Mapping[str, Any]) -> str:
 
 
 def _describe_gpu(gpu: Mapping[str, Any], physical: Mapping[str, Any]) -> Sequence[str]:
-    """Return a GPU's cells; a GPU that CUDA does not show is `hidden` instead of numbered."""
+    """Return a GPU's cells; instead of a number, a GPU that CUDA does not show has `hidden`."""
     memory, smem = gpu.get("memory_bytes"), gpu.get("smem_optin")
     number = gpu.get("index")
     return (

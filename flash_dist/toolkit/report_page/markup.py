@@ -1,4 +1,4 @@
-"""Escapes HTML by construction: text becomes markup only through `element`."""
+"""Builds HTML from strings and Markup: each string that is not Markup is escaped."""
 
 from __future__ import annotations
 

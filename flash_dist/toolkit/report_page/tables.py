@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Json = Mapping[str, Any]
 
-# For each way in which code gets to a GPU: a class of the style sheet, a word, its meaning.
+# For each way in which a GPU gets code: a class of the style sheet, a label, its meaning.
 HOWS: Final[Mapping[str, tuple[str, str, str]]] = {
     "native": ("ok", "native", "machine code for this GPU"),
     "family": ("ok", "family", "machine code for its family"),
@@ -83,7 +83,7 @@ def _reasons(columns: Iterable[Sequence[int]], checks: Mapping[int, Json]) -> Ma
 
 
 def _kernel_cell(kernels: Iterable[Json]) -> Markup:
-    """Say how the code of a role gets to a GPU, separately for sizes that differ."""
+    """Return the cell that says how a GPU gets a role's code; sizes that differ get own lines."""
     groups: dict[tuple[str, str], list[str]] = {}
     for kernel in kernels:
         size = name_sizes(AXES.read_key(kernel).sizes)
