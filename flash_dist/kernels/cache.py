@@ -160,7 +160,7 @@ def _call(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - 
 def _call_eagerly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - torch.ops.X.Y.Z
     """Call an operator in eager mode without gradients.
 
-    A `torch.no_grad` object would take a tenth of a call's time.
+    It avoids `torch.no_grad` if possible, which would take a tenth of a call's time.
     """
     run = operator._op  # noqa: SLF001 - the C++ callable, without torch's Python wrapper
     try:

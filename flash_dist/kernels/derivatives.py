@@ -45,7 +45,7 @@ def differentiate(
         of_results: Autograd's gradients of out and lse, in any layout; None: nothing depends on
             that result.
         sinks: The sinks of the call.
-        max_seqlen_k: At least the number of keys of the longest packed sequence; None: not packed.
+        max_seqlen_k: Upper bound of the number of keys of a packed sequence; None: not packed.
 
     Returns:
         dq, dk, dv: Like q, k, v.
@@ -83,7 +83,8 @@ def differentiate_bias(
     """Return the gradient of the bias for one call; arguments as in `differentiate`."""
     _, k, _, out, _ = saved
     dout, dlse = of_results
-    if dout is None or (sinks is None and _has_one_key(k, max_seqlen_k)):  # weights are constant
+    # With one key, the weight is constant, so dout has no effect.
+    if dout is None or (sinks is None and _has_one_key(k, max_seqlen_k)):
         dout = torch.zeros_like(out)
     return backward(dout, dlse)
 

@@ -152,8 +152,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
 def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
     """Return the results of `attend`, for an eager call that needs no gradients.
 
-    The call may be inside an autograd.Function. The other operators have a Python autograd formula,
-    and finding out that no gradient is needed takes as long as the rest of a small call.
+    The call may be inside an autograd.Function. It skips the Python autograd formulas of operators:
+    their check whether a gradient is needed takes as long as the rest of a small call.
     """
     try:
         mask, softmax_scale, packing, scores, _, _, ieee, *choices = problem

@@ -188,7 +188,7 @@ def sink_gradients(
 ) -> Tensor:
     """Return each query's part of the gradient of its head's sink, shaped like lse.
 
-    It is exp(sink - lse) * (dlse - rowsum(dO out)): a sink is a weight whose value vector is 0.
+    It is exp(sink - lse) * (dlse - rowsum(dO out)): a sink is like a key whose value vector is 0.
     """
     tokens = lse.dim() - 1  # axes before the heads
     flat = (x.flatten(tokens, -2).to(lse.dtype) for x in (dout, out))

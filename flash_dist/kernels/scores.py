@@ -29,8 +29,8 @@ class Scores(NamedTuple):
         or less masks the score. Not allowed with a softcap. Packed documents share one bias, [1, 1
         or num_heads_q, 1 or queries, 1 or keys]: queries and keys are the lesser of max_seqlen and
         the number of tokens.
-    sinks: [num_heads_q]. One more score in each row, which is never masked and has no value. lse
-        includes this score.
+    sinks: [num_heads_q]. One more score in each row, which is never masked and has no value vector.
+        lse includes this score.
     """
 
     softcap: float = 0.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def make_copy(problem: Problem, pass_: str) -> Callable[[], object]:
     """Return a function that copies tensors with the shapes of q, k, v and out.
 
-    For the backward it copies each of them twice, to count dq, dk, dv and dout, too.
+    For the backward it copies each of them twice: dq, dk, dv and dout have the same shapes.
 
     Raises:
         CannotRun: The pass has no copy.

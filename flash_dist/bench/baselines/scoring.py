@@ -35,9 +35,9 @@ class Scoring:
     sinks: Tensor | None = None
 
     def weigh(self, out: Tensor, lse: Tensor) -> Tensor:
-        """Return out [batch, heads, seqlen_q, head_dim], times the softmax weight of all keys.
+        """Return out [batch, heads, seqlen_q, head_dim] times the weight that sinks leave to keys.
 
-        The sinks have the rest of the weight.
+        lse: [batch, heads, seqlen_q], without the sinks.
         """
         if self.sinks is None:
             return out
@@ -62,7 +62,7 @@ def sinks_of(problem: Problem) -> Tensor:
 
 
 def score_arguments(problem: Problem) -> dict[str, Any]:
-    """Return the score modification as keyword arguments of our or another `flash_attn_func`."""
+    """Return the score modification as keyword arguments of `flash_attn_func`."""
     scores = problem.shape.scores
     if scores == "softcap":
         return {"softcap": SOFTCAP}

@@ -59,7 +59,7 @@ def long_shapes() -> tuple[Shape, ...]:
 
 
 def corner_shapes() -> tuple[Shape, ...]:
-    """Return 16 unusual problems, such as few heads, few keys, or head_dims of vision models."""
+    """Return 16 unusual problems: few heads, few keys, head_dims of vision models and so on."""
     return (
         square(1, 16384, (1, 1), 128, CAUSAL),
         square(1, 1024, (4, 4), 128, CAUSAL),
@@ -84,7 +84,7 @@ def pack(lengths: tuple[int, ...], head_dim: int, mask: Mask) -> Shape:
 
 
 def seed_shapes() -> tuple[Shape, ...]:
-    """Return block-causal shapes of robotics policies, and a stack of 18 layers of the first."""
+    """Return block-causal shapes of robotics policies; the last is a stack of 18 layers."""
     mask = Mask("block-causal", (_BLOCKS,))
     return (
         square(2, 1024, (8, 1), 256, mask),

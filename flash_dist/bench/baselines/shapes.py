@@ -54,7 +54,7 @@ FACTORS: Final = {
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask, written and parsed as `window:128,0`.
+    """A mask, written and parsed as text such as `window:128,0`.
 
     Each query attends to one interval of keys, except with a random mask: with `random:50`, each
     query attends to its own random half of the keys.
@@ -159,7 +159,7 @@ class Shape:
 
     @property
     def group(self) -> str:
-        """Name of a group with its own mean ratio: `d64 causal`, `d64 full alibi`, `d64 cache`."""
+        """The group that is averaged together: `d64 causal`, `d64 full alibi`, `d64 cache`."""
         return f"{self._width} {'cache' if self.cached else self.pattern}"
 
     @property

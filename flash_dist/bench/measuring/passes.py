@@ -146,9 +146,9 @@ def measure_peak(run: Run, device: torch.device) -> int:
 
 
 def make_run(name: str, attend: Attend, problem: Problem, pass_: str) -> Run:
-    """Return a function that runs only the pass; a backward's forward runs here.
+    """Return a function that runs only the pass. The forward that a backward needs runs here, once.
 
-    For a stack of layers, it runs forward and backward.
+    For a stack of layers, the function runs forward and backward.
     """
     if problem.shape.layers > 1:
         return bind(name, Stack(attend, problem).run)
