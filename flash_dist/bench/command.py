@@ -310,7 +310,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
 
 
 def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
-    """Say what will be measured, how long it takes, and which baselines are not installed."""
+    """Return a text: what will be measured, how long it takes, which baselines are missing."""
     rows = count(len(plan.shapes) * len(plan.states), "row")
     names = ", ".join(add_ours(plan.peers))
     missing = f"\nskipped, because not installed: {', '.join(absent)}" if absent else ""

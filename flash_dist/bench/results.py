@@ -128,8 +128,8 @@ class Row:
     """
 
     shape: Shape
-    state: str
-    entries: Mapping[str, Entry]
+    state: str  # of L2: warm or cold
+    entries: Mapping[str, Entry]  # by name of the baseline
     findings: tuple[str, ...] = ()
     eager: bool = False
 
@@ -195,11 +195,11 @@ class Row:
 class Report:
     """The results of a run, which may be incomplete."""
 
-    machine: Mapping[str, Any]
-    options: Mapping[str, Any]
+    machine: Mapping[str, Any]  # see `describe_machine`
+    options: Mapping[str, Any]  # of the command line
     rows: tuple[Row, ...] = ()
-    complete: bool = False
-    aborted: str = ""  # why the run was aborted
+    complete: bool = False  # whether all rows were measured
+    aborted: str = ""  # why the run was aborted; empty if it was not
 
     @property
     def findings(self) -> tuple[str, ...]:

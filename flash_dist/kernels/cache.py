@@ -34,7 +34,7 @@ for _name in ("decode", "decode_no_lse", "append"):
 
 
 class Packed(NamedTuple):
-    """Packed queries: where each sequence begins, and the maximum number of its queries."""
+    """Packed queries: where each sequence begins, and the maximum number of queries in one."""
 
     cu_seqlens_q: Tensor  # [batch + 1]
     max_seqlen_q: int

@@ -12,7 +12,7 @@ OURS_DETERMINISTIC: Final = OURS + DETERMINISTIC
 OWN: Final = (OURS, OURS_DETERMINISTIC)
 CUDNN_FLEX: Final = "cudnn-flex"
 PACKAGES: Final = ("fa4", "fa3", CUDNN_FLEX)  # their backward has a deterministic option
-COPY: Final = "copy"  # computes no attention, only copies tensors of the same shapes
+COPY: Final = "copy"  # no attention: only copies tensors shaped like its inputs and results
 PLAIN: Final = "plain"  # ours, without the score modification
 PEERS: Final = (
     "sdpa-flash",
