@@ -245,7 +245,7 @@ def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) 
     Returns:
         dq, dk, dv: Like q, k and v, contiguous.
         dsinks: Like lse: each query's part of the gradient of its head's sink, in float32 (float64
-            for float64 inputs). Without sinks None or an empty tensor.
+            for float64 inputs). Without sinks, dsinks is None or an empty tensor.
     """
     try:
         # Call the operator with its autograd formula.

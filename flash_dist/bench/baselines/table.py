@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make_attend(name: str, problem: Problem) -> Attend:
-    """Return a baseline's function from a problem's inputs to out.
+    """Return a function that computes out from a problem's inputs, with a baseline.
 
     Raises:
         CannotRun: The baseline does not support the problem. Any other error means that the

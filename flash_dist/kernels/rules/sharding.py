@@ -1,10 +1,10 @@
 """The operators on DTensors: each rank computes its own batch entries or heads.
 
 The rule is registered with `register_torch_dispatch` instead of DTensor's `register_sharding`. It
-thus handles all mesh dimensions at once, as groups of heads require, and avoids a cache of torch
-that confuses optional tensors. Any mesh dimensions may shard `batch` or `heads`; along other mesh
-dimensions all ranks compute the same results. No rank needs another's results, so nothing is sent
-unless an input must be redistributed.
+thus handles all mesh dimensions at once, as grouped heads (GQA) require, and avoids a cache in
+torch that mistakes one optional tensor for another. Any mesh dimensions may shard `batch` or
+`heads`; along other mesh dimensions all ranks compute the same results. No rank needs the results
+of another rank, so nothing is sent unless an input must be redistributed.
 """
 
 from __future__ import annotations
