@@ -70,7 +70,7 @@ def expand_heads(x: torch.Tensor, group: int) -> torch.Tensor:
 
 
 def _try_out(attend: Attend, problem: Problem) -> None:
-    """Run once; if torch cannot, raise CannotRun with the reason from torch's warnings."""
+    """Run attention once; if the backend cannot, raise CannotRun with torch's reason for it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -95,7 +95,7 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
 
     Args:
         runs: The run of each baseline.
-        clock: The clock of the device of the runs.
+        clock: The clock of the device that the runs use.
         seconds: Length of a loop. Each baseline has three loops.
         cold: Flush L2 before each run, and time the runs one by one.
         repeats: By baseline, the number of attention calls in a run that replays a graph; None if

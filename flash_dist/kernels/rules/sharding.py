@@ -134,7 +134,7 @@ class Sharding(NamedTuple):
         return slice(begin, end)
 
     def placements(self, axes: Axes) -> list[Any]:
-        """Return the placements of a tensor with these dimensions."""
+        """Return the placements of a tensor whose batch and heads are at these axes."""
         from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415 - slow to import
 
         dims = {_BATCH: axes.batch, _HEADS: axes.heads, None: None}
