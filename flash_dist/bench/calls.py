@@ -20,7 +20,7 @@ KIND: Final = "calls"  # marks this kind of result in JSON
 PEER: Final = "SDPA with FLASH"
 SHAPES: Final = (square(1, 128, (4, 4), 64, FULL), square(2, 128, (8, 1), 256, FULL))
 
-# Largest allowed time of our call, relative to SDPA in the same mode and loop.
+# Largest allowed ratio of our time to SDPA's, by kind of call.
 LIMITS: Final = {
     "operator": 1.1,
     "function": 1.6,
@@ -43,12 +43,12 @@ class Call:
 
     @property
     def ratio(self) -> float:
-        """Our time divided by the peer's: below 1 ours is faster."""
+        """Our time divided by the peer's: below 1, ours is faster."""
         return self.ours_us / self.peer_us
 
     @property
     def limit(self) -> float | None:
-        """The largest allowed ratio; None: unlimited. Only the first shape has limits."""
+        """The largest allowed ratio; None: unlimited. Only the first of SHAPES has limits."""
         return LIMITS.get(self.name) if self.shape == SHAPES[0] else None
 
     @property
@@ -66,7 +66,7 @@ class CallReport:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """Calls that take longer than allowed."""
+        """A sentence for each call that takes longer than allowed."""
         return tuple(
             f"{call.name} takes {call.ratio:.2f} times as long as {PEER} on {call.shape.name}, "
             f"at most {call.limit:g} is allowed"

@@ -135,7 +135,7 @@ def add_own_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a number of seconds."""
+    """Parse a positive, finite number of seconds."""
     try:
         seconds = float(text)
     except ValueError:
@@ -310,7 +310,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
 
 
 def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
-    """Return a text on what will be measured, and which baselines are not installed."""
+    """Return a text: what will be measured, how long it takes, which baselines are missing."""
     rows = count(len(plan.shapes) * len(plan.states), "row")
     names = ", ".join(add_ours(plan.peers))
     missing = f"\nskipped, because not installed: {', '.join(absent)}" if absent else ""
@@ -325,7 +325,7 @@ def follow(
     *,
     quiet: bool = False,
 ) -> Report:
-    """Measure row by row, show progress, and save partial results to disk."""
+    """Measure row by row, show progress, and save the results after each row if there is a path."""
     from .runner import ContextLostError  # noqa: PLC0415
 
     expected = len(plan.states) * sum(bool(plan.passes_of(x)) for x in plan.shapes)

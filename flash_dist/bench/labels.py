@@ -1,4 +1,4 @@
-"""Texts of the figure: a title says what varies between panels, the caption what they share."""
+"""Texts of the figure: titles say how panels differ, the caption says what all panels share."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     Measure = Callable[[str], float]  # width of a text in inches
 
 TIMES: Final = "\u00d7"
-_FIRST_LINE: Final = 2  # parts of a title in its first line: head_dim and mask
+_FIRST_LINE: Final = 2  # number of parts in a title's first line: head_dim and mask
 _KILO: Final = 1024
 
 
 @dataclass(frozen=True)
 class Group:
-    """The shapes of one panel, and a title of two lines that no other panel has."""
+    """The rows of one panel, and its title: two lines, each a tuple of parts."""
 
     title: tuple[tuple[str, ...], ...]
     rows: list[Row]
 
 
 def group_rows(rows: Sequence[Row]) -> list[Group]:
-    """Return the panels, grouped by head_dim, mask, dtype, heads and state of L2."""
+    """Group rows into panels by head_dim, mask, scores, dtype, heads and state of L2."""
     shared = set(find_shared(rows))
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
@@ -52,7 +52,7 @@ def find_shared(rows: Sequence[Row]) -> list[str]:
 
 
 def describe_row(row: Row) -> tuple[str, ...]:
-    """Return the parts of the title of the panel that shows a row."""
+    """Return the properties of a row that the title of its panel may name."""
     shape = row.shape
     dim = f"/{shape.head_dim_v}" if shape.head_dim_v != shape.head_dim else ""
     return (
@@ -65,7 +65,7 @@ def describe_row(row: Row) -> tuple[str, ...]:
 
 
 def label_shape(row: Row) -> str:
-    """Name a shape below its bars; the text may break at a space."""
+    """Return the label below a shape's bars; it may be broken into lines at spaces."""
     if row.shape.documents:
         return row.shape.size
     length = row.shape.seqlen_q
@@ -75,7 +75,7 @@ def label_shape(row: Row) -> str:
 
 
 def label_length(length: int) -> str:
-    """Write a number of tokens: 16k for 16384, 197 for 197."""
+    """Return a number of tokens as text: `16k` for 16384, `197` for 197."""
     return f"{length // _KILO}k" if length % _KILO == 0 else str(length)
 
 
@@ -90,7 +90,7 @@ def label_axis(rows: Iterable[Row]) -> str:
 
 
 def label_baseline(name: str, machine: Mapping[str, Any]) -> str:
-    """Name a baseline in the legend, with its version; say if its backward is deterministic."""
+    """Return a baseline's text in the legend: its name, version, and if it is deterministic."""
     if name == OURS_DETERMINISTIC:
         return "flash_dist, deterministic in torch's mode"
     torch = _short_version(str(machine.get("torch") or ""))
@@ -117,12 +117,12 @@ def _short_version(version: str) -> str:
 
 
 def _cudnn_version(number: int | None) -> str:
-    """Write the version of cuDNN: 91900 as 9.19."""
+    """Return the version of cuDNN as text: `9.19` for 91900."""
     return f"{number // 10_000}.{number // 100 % 100}" if number else ""
 
 
 def caption(report: Report, rows: Sequence[Row], *, failed: bool) -> list[str]:
-    """Return the caption: the machine, properties of all panels, and what counts as work."""
+    """Return the parts of the caption: the machine, what all panels share, and how to read it."""
     machine = report.machine
     timings = (x for row in rows for entry in row.entries.values() for x in entry.timings.values())
     replayed = any(timing.graph for timing in timings)
@@ -153,7 +153,7 @@ def write_titles(groups: Iterable[Group], width: float, measure: Measure) -> lis
 
 
 def fill(parts: Iterable[str], width: float, measure: Measure, separator: str = ", ") -> list[str]:
-    """Break parts into lines of at most `width`; break a part that alone is wider."""
+    """Join parts into lines of at most `width` inches; cut a part that is wider on its own."""
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]}{separator}{part}" if lines else part

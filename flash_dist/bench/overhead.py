@@ -1,8 +1,8 @@
-"""Time the CPU cost of calls that give the GPU little work, alternately ours and SDPA's FLASH.
+"""Time the CPU cost of calls with little GPU work: ours, and SDPA's with its FLASH backend.
 
-A loop is many calls of one kind in a row, then a wait for the GPU. Loops of ours and of SDPA
-alternate in one process. SDPA gets contiguous tensors in its own layout, and no mask, because FLASH
-supports none.
+A loop is many calls of one kind in a row, then a wait for the GPU. Loops of our calls and loops of
+SDPA's calls alternate in one process. SDPA gets contiguous tensors in its own layout, and no mask,
+because FLASH supports none.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-LOOPS: Final = 15  # loops per call; the result is their median
+LOOPS: Final = 15  # loops per kind of call; the result is the median over the loops
 CALLS: Final = 200  # calls per loop
-WARM_UP: Final = 60
+WARM_UP: Final = 60  # calls before the first loop
 BLOCK: Final = 16  # tokens per block of the block-causal mask
 
 
@@ -73,7 +73,7 @@ def _wait(device: torch.device) -> None:
 
 
 def make_pairs(problem: Problem) -> dict[str, Pair]:
-    """Return our call and SDPA's, by kind: the kinds in LIMITS and two further ones."""
+    """Return our call and SDPA's call by kind: the kinds in LIMITS and two more."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - only needed for a measurement
     from ..kernels.problem import NOT_PACKED  # noqa: PLC0415
     from ..masks import Band, BlockMask  # noqa: PLC0415
@@ -117,7 +117,7 @@ def make_pairs(problem: Problem) -> dict[str, Pair]:
 
 
 class Peer:
-    """SDPA on a problem, in torch's layout."""
+    """SDPA on a problem, in SDPA's layout [batch, heads, seqlen, head_dim]."""
 
     def __init__(self, problem: Problem) -> None:
         q, k, v = (x.detach().transpose(1, 2).contiguous() for x in problem.inputs)

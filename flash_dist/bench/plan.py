@@ -57,7 +57,10 @@ class Plan:
         return tuple(x for x in self.peers if not (plain and x in self.for_masks))
 
     def passes_of(self, shape: Shape) -> tuple[str, ...]:
-        """Return the passes of a shape: a stack has only `checkpointed`, a cache only `forward`."""
+        """Return the passes measured on a shape.
+
+        A stack of layers has only `checkpointed`, and a KV cache only `forward`.
+        """
         if shape.cached:
             return tuple(x for x in self.passes if x == "forward")
         return tuple(x for x in self.passes if shape.layers == 1 or x == "checkpointed")

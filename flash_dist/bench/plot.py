@@ -1,4 +1,4 @@
-"""The figure: one panel per pass and group of shapes, one bar per baseline."""
+"""The figure: one panel per pass and group of shapes, one bar per shape and baseline."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     Lines = list[list[Group | None]]
 
-_GROUP_WIDTH: Final = 0.86
-_MOST_ACROSS: Final = 4  # most panels side by side that are legible on a page
+_GROUP_WIDTH: Final = 0.86  # width of a shape's bars, relative to the distance between shapes
+_MOST_ACROSS: Final = 4  # with more panels side by side, text is not legible on a page
 _WIDEST: Final = 2.7  # largest width of a panel, inches
 _HEIGHT: Final = 2.05  # height of a panel, inches
 _LABELS: Final = 0.9  # inches for labels: left of the first panel, above and below all panels
@@ -103,7 +103,7 @@ def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib
 
 
 def choose_baselines(names: Sequence[str]) -> tuple[str, ...]:
-    """Drop the copy, which is no attention, and ours in deterministic mode if ours is shown."""
+    """Leave out the copy (no attention), and ours in deterministic mode if ours is shown."""
     left_out = {COPY, OURS_DETERMINISTIC} if OURS in names else {COPY}
     return tuple(name for name in names if name not in left_out)
 
@@ -114,7 +114,7 @@ def panel_width(across: int) -> float:
 
 
 def lay_out(groups: Sequence[Group]) -> Lines:
-    """Arrange the panels in lines of equal length; consecutive panels are below each other."""
+    """Arrange the panels in lines of equal length, column by column; None: an empty place."""
     count = -(-len(groups) // _MOST_ACROSS)
     padded = [*groups, *[None] * (-len(groups) % count)]
     return [padded[line::count] for line in range(count)]
@@ -137,7 +137,7 @@ def _draw_pass(axes: Any, lines: Lines, pass_: str, names: tuple[str, ...]) -> N
 
 
 def _draw_panel(axis: Any, rows: list[Row], pass_: str, names: tuple[str, ...]) -> None:  # noqa: ANN401
-    """Draw the bars; a multiplication sign marks a baseline that could not run."""
+    """Draw the bars of one panel; a multiplication sign marks a baseline that could not run."""
     names = choose_bars(names, pass_)
     width = _GROUP_WIDTH / len(names)
     for place, name in enumerate(names):
@@ -153,11 +153,15 @@ def _draw_panel(axis: Any, rows: list[Row], pass_: str, names: tuple[str, ...]) 
                 axis.bar(center, rate, width * 0.92, color=COLOURS[name])
     axis.set_xticks(range(len(rows)))
     axis.set_xlim(-0.55, len(rows) - 0.45)
-    axis.margins(y=0.22)  # room for upright numbers
+    axis.margins(y=0.22)  # room for vertical numbers
 
 
 def choose_bars(names: tuple[str, ...], pass_: str) -> tuple[str, ...]:
-    """In the forward, drop deterministic variants of shown baselines: only backwards differ."""
+    """Return the baselines that have bars.
+
+    For the forward, deterministic variants are left out if their baselines are shown: only their
+    backwards differ.
+    """
     if pass_ != "forward":
         return names
     shown = {f"{name}{DETERMINISTIC}" for name in names}
@@ -199,7 +203,7 @@ def _label_panels(figure: Any, axes: Any, lines: Lines) -> None:  # noqa: ANN401
 
 
 def _label_shapes(figure: Any, axis: Any, width: float, labels: list[str]) -> None:  # noqa: ANN401
-    """Write the shapes side by side, broken at spaces; upright if a word alone is too wide."""
+    """Write the shapes side by side, broken at spaces; vertically if a single word is too wide."""
     room = (width - _BESIDE) / (len(labels) + 0.1) * 0.92
     measure = _measure(figure, _TICKS)
     upright = max(map(measure, " ".join(labels).split())) > room
@@ -210,7 +214,7 @@ def _label_shapes(figure: Any, axis: Any, width: float, labels: list[str]) -> No
 
 
 def _finish(figure: Any, names: tuple[str, ...], labels: list[str], said: list[str]) -> None:  # noqa: ANN401
-    """Write legend and caption; the figure grows if they are higher than _LABELS together."""
+    """Write legend and caption; enlarge the figure if both together are higher than _LABELS."""
     width, height = figure.get_size_inches()
     lines = fill(said, width - 2 * _MARGIN, _measure(figure, TEXT))
     below = _MARGIN + len(lines) * TEXT * _LINE / 72
@@ -237,7 +241,7 @@ def _draw_legend(figure: Any, names: tuple[str, ...], labels: list[str]) -> floa
 
 
 def _write_numbers(figure: Any, axes: Sequence[Any]) -> None:  # noqa: ANN401
-    """Write rates above bars: all horizontal if they fit, else all upright, else none."""
+    """Write rates above bars: all horizontal if they fit, else all vertical, else none."""
     measure = _measure(figure, TEXT)
     rates = [f"{bar.get_height():.0f}" for axis in axes for bar in axis.patches]
     room = min(_bar_room(figure, axis) for axis in axes)
@@ -253,7 +257,7 @@ def _write_numbers(figure: Any, axes: Sequence[Any]) -> None:  # noqa: ANN401
 
 
 def _bar_room(figure: Any, axis: Any) -> float:  # noqa: ANN401
-    """Return the distance between bars in inches."""
+    """Return the distance between the centers of neighbouring bars, in inches."""
     pitch = axis.patches[0].get_width() / 0.92 if axis.patches else _GROUP_WIDTH
     (left, _), (right, _) = axis.transData.transform([(0, 0), (pitch, 0)])
     return float(right - left) / float(figure.dpi)

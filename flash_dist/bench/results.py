@@ -48,17 +48,17 @@ class Loop:
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one run on the GPU, and the CPU microseconds of its launch.
+    """Times of one call: milliseconds on the GPU, and CPU microseconds of the launch.
 
-    `median_ms` and `fastest_ms` refer to the means of loops; in recorded files without loops, to
-    `samples` single runs.
+    `median_ms` and `fastest_ms` are the median and the minimum of the loops' means. In recorded
+    files without loops, they are those of `samples` single calls.
     """
 
     median_ms: float
     fastest_ms: float
     samples: int
     cpu_us: float
-    graph: bool = False  # replayed from a CUDA graph; cpu_us then is the time of a replay
+    graph: bool = False  # replayed from a CUDA graph; cpu_us is then a replay's time per call
     loops: tuple[Loop, ...] = ()  # in the order of the rounds
 
     @property
@@ -69,14 +69,14 @@ class Timing:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Timing:
-        """Read the output of `asdict`, or an older file without loops."""
+        """Read what `asdict` returned; older files have no loops."""
         loops = tuple(Loop(**loop) for loop in data.get("loops", ()))
         return cls(**{**data, "loops": loops})
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One baseline on one problem; a reason says why it did not run or did not finish."""
+    """One baseline on one problem; `reason` says why it did not run or finish, else it is empty."""
 
     name: str
     timings: Mapping[str, Timing] = field(default_factory=dict)  # by pass
@@ -123,30 +123,30 @@ class Entry:
 class Row:
     """All baselines on one problem, with one state of L2.
 
-    Passes that are too short to be launched one by one are replayed as CUDA graphs. A second row,
-    with `eager` True, has the times of the same passes with eager launches.
+    Short passes are replayed as CUDA graphs. A second row, with `eager` True, then has the times of
+    these passes with eager launches.
     """
 
     shape: Shape
-    state: str
-    entries: Mapping[str, Entry]
+    state: str  # of L2: warm or cold
+    entries: Mapping[str, Entry]  # by name of the baseline
     findings: tuple[str, ...] = ()
     eager: bool = False
 
     def launched(self, pass_: str) -> str:
-        """Return how a pass was launched, if it matters: `graph`, `eager` or nothing."""
+        """Return `eager` in an eager row, `graph` if CUDA graphs were replayed, else nothing."""
         if self.eager:
             return "eager"
         timings = [entry.timings.get(pass_) for entry in self.entries.values()]
         return "graph" if any(timing is not None and timing.graph for timing in timings) else ""
 
     def ours_beside(self, peer: str) -> str:
-        """Return the name of the baseline that a peer is compared with: ours in the peer's mode."""
+        """Return which of our baselines a peer is compared with: the one in the peer's mode."""
         both = in_deterministic_mode(peer) and OURS_DETERMINISTIC in self.entries
         return OURS_DETERMINISTIC if both else OURS
 
     def ratio(self, peer: str, pass_: str) -> float | None:
-        """Return the peer's time over ours: above 1 ours is faster; None if a time is missing."""
+        """Return the peer's time over ours: above 1, ours is faster. None if a time is missing."""
         times = [self.milliseconds(name, pass_) for name in (peer, self.ours_beside(peer))]
         return None if times[0] is None or times[1] is None else times[0] / times[1]
 
@@ -162,9 +162,9 @@ class Row:
         return None if timing is None else timing.median_ms
 
     def teraflops(self, name: str, pass_: str) -> float | None:
-        """Return TFLOP/s of visible scores; None if the pass was not timed.
+        """Return the TFLOP/s of a pass; only visible scores count as work.
 
-        None also for a stack, which does more than attention.
+        None if the pass was not timed, or for a stack of layers, which does more than attention.
         """
         time = self.milliseconds(name, pass_)
         if time is None or self.shape.layers > 1:
@@ -195,15 +195,15 @@ class Row:
 class Report:
     """The results of a run, which may be incomplete."""
 
-    machine: Mapping[str, Any]
-    options: Mapping[str, Any]
+    machine: Mapping[str, Any]  # see `describe_machine`
+    options: Mapping[str, Any]  # of the command line
     rows: tuple[Row, ...] = ()
-    complete: bool = False
-    aborted: str = ""
+    complete: bool = False  # whether all rows were measured
+    aborted: str = ""  # why the run was aborted; empty if it was not
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """Faults: ours did not run, results differ, or the run was aborted."""
+        """Faults: ours failed, results differ too much, or the run was aborted."""
         found = [finding for row in self.rows for finding in row.findings]
         return (*dict.fromkeys(found), *([self.aborted] if self.aborted else []))
 
@@ -305,7 +305,7 @@ def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 def _rate_ratios(
     rows: Iterable[Row], are_held_together: Callable[[Row, Row], bool]
 ) -> list[tuple[Row, str, float]]:
-    """Divide our rate on each row by our rate on each row that is comparable with it.
+    """Divide our rate in each row by our rate in each comparable row.
 
     Returns:
         For each ratio: the row whose rate is divided, the pass and the ratio.
@@ -324,7 +324,7 @@ def _rate_ratios(
 
 
 def write_json(data: Mapping[str, Any], path: Path) -> None:
-    """Replace a file atomically, so that nobody reads a partly written file."""
+    """Write data as JSON; replace the file atomically, so that nobody reads a part of the data."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     os.replace(part, path)  # noqa: PTH105 - clearer than Path.replace

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     Tell = Callable[[str], None]
 
-# Rough estimates per multiprocessor: half of an H200's speed in 16 bits, a tenth of that in
-# float32.
+# Rough FLOP/s per multiprocessor: a third of an H200's peak in 16 bits, and a tenth of that third
+# in float32.
 _FLOPS_PER_SM: Final = {"bf16": 2.5e12, "fp16": 2.5e12, "fp32": 0.25e12}
 _TRY_OUT: Final = 0.5  # seconds to check a baseline, in addition to _PASSES forwards and backwards
 _PASSES: Final = 3
@@ -79,7 +79,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def _read_versions() -> dict[str, str]:
-    """Return the versions of installed packages by the names of their baselines."""
+    """Return the versions of the installed packages in _DISTRIBUTIONS, with the same keys."""
     found = {}
     for name, distribution in _DISTRIBUTIONS.items():
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -110,7 +110,7 @@ def _estimate_shape(plan: Plan, shape: Shape, sm_count: int) -> float:
 
 
 def say_duration(seconds: float) -> str:
-    """Write `about 40 s`, `about 12 min`, `about 2 h 10 min`."""
+    """Return a duration as text: `about 40 s`, `about 12 min`, `about 2 h 10 min`."""
     if seconds < 90:  # noqa: PLR2004 - longer durations are easier to read in minutes
         return f"about {max(10, 10 * round(seconds / 10))} s"
     hours, minutes = divmod(round(seconds / 60), 60)

@@ -1,4 +1,4 @@
-"""Style of figures: colours, sizes, file formats; an SVG follows its reader's dark mode."""
+"""Style of figures: colours, sizes and file formats. An SVG adapts to the viewer's dark mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .baselines.names import OURS, OURS_DETERMINISTIC, PLAIN
 if TYPE_CHECKING:
     from pathlib import Path
 
-WIDTH: Final = 9.06  # largest width in inches: 870 CSS pixels, the column of our pages
+WIDTH: Final = 9.06  # largest width in inches: 870 CSS pixels, as wide as our pages
 TEXT: Final = 7.5  # smallest font size in points: 10 CSS pixels
 
 _BACKGROUND: Final = "#ffffff"
@@ -19,8 +19,8 @@ _INK: Final = "#222222"
 NOTE: Final = "#555555"
 _GRID: Final = "#dddddd"
 
-# Okabe and Ito's colour-blind safe palette. Ours has the dark colour, which DARK
-# replaces on a dark page.
+# Okabe and Ito's colour-blind safe palette, and more colours. On a dark page, DARK replaces
+# the darkest colours, such as the colour of ours.
 COLOURS: Final = {
     OURS: "#1a1a1a",
     OURS_DETERMINISTIC: "#7a7a7a",
@@ -76,13 +76,16 @@ STYLE: Final[dict[str, Any]] = {
     "svg.fonttype": "none",  # keep text as text: small, searchable, in the reader's font
     "svg.hashsalt": "flash_dist",  # the same results give the same file
 }
-# matplotlib's default font, with which the widths of texts were measured. A reader without this
-# font gets one of the same width.
+# matplotlib's default font, with which the widths of texts are measured. Viewers without this font
+# use Verdana, which is about as wide.
 _FONTS: Final = "'DejaVu Sans', Verdana, sans-serif"
 
 
 def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib
-    """Write a figure in the format of the suffix; an SVG gets two colour schemes and no date."""
+    """Write a figure in the format that the suffix names.
+
+    An SVG has two colour schemes, and no date.
+    """
     if path.suffix != ".svg":
         figure.savefig(path)
         return
@@ -92,7 +95,7 @@ def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib
 
 
 def add_style_sheet(svg: str) -> str:
-    """Add a style sheet: the fonts, and other colours for readers who prefer dark pages."""
+    """Return the SVG with a style sheet: the fonts, and other colours for viewers in dark mode."""
     rules = "".join(
         f'[style*="{name}: {light}"] {{ {name}: {dark} !important }}\n'
         for light, dark in DARK.items()

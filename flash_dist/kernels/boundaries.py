@@ -39,7 +39,7 @@ def find_check_problem(text: str) -> str:
 
 
 class BoundariesError(ValueError):
-    """The values of cu_seqlens are invalid, for our kernels and for those of torch."""
+    """The values of cu_seqlens are invalid, both for our kernels and for torch's."""
 
 
 @cache
@@ -96,7 +96,7 @@ def check_boundaries(
 
 
 def require_zero(array: str, ends: Sequence[int]) -> None:
-    """Raise if the first of several sequences does not begin at 0.
+    """Raise unless the first sequence begins at 0; without any entries, do nothing.
 
     Raises:
         BoundariesError: The first entry is not 0.

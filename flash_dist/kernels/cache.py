@@ -34,14 +34,14 @@ for _name in ("decode", "decode_no_lse", "append"):
 
 
 class Packed(NamedTuple):
-    """Packed queries of several sequences."""
+    """Packed queries: where each sequence begins, and the maximum number of queries in one."""
 
     cu_seqlens_q: Tensor  # [batch + 1]
     max_seqlen_q: int
 
 
 class Rotary(NamedTuple):
-    """Rotary embeddings: the angles of each position."""
+    """Rotary embeddings: cosines and sines of the angles of each position."""
 
     cos: Tensor  # [positions, rotary_dim / 2]
     sin: Tensor
@@ -68,9 +68,9 @@ def decode(  # noqa: PLR0913 - one attention problem
         cache: The cache, already with the new keys.
         band: Aligned to the bottom right.
         softmax_scale: Factor on the scores.
-        seqlen_new: Number of keys that were appended after cache.seqlens.
+        seqlen_new: Number of keys just appended to each sequence, which cache.seqlens excludes.
         budget: Bytes of workspace, or BUDGET_NOW.
-        packed: Where the queries of each sequence are, if they are packed.
+        packed: Where the queries of each sequence are; None: not packed.
         scores: Score modifications and sinks; None: none.
         head_dim_v: The first head_dim_v columns of the keys are the values (latent keys); 0: the
             values are in cache.v.
@@ -105,8 +105,9 @@ def append(
         q: [batch, seqlen_q, num_heads_q, head_dim].
         cache: The cache; it must have seqlens.
         new: k [batch, seqlen_new, num_heads_kv, head_dim] and v, with head_dim_v.
-        rotary: Rotary embeddings, None: none. New key i has position cache.seqlens + i.
-        advances: Whether query i has position cache.seqlens + i; else all have cache.seqlens.
+        rotary: Rotary embeddings; None: none. New key i has position cache.seqlens + i.
+        advances: Whether query i has position cache.seqlens + i. If False, each query has position
+            cache.seqlens.
     """
     angles = (None, None, False) if rotary is None else rotary
     where = cache.seqlens, cache.batch_idx, cache.block_table
@@ -115,7 +116,7 @@ def append(
     if torch.compiler.is_compiling():
         rotated = _call(_append, arguments)
     else:
-        with torch._C._AutoDispatchBelowADInplaceOrView():  # noqa: SLF001 - faster than redispatching through its kernel
+        with torch._C._AutoDispatchBelowADInplaceOrView():  # noqa: SLF001 - faster than a redispatch by `_append_in_place`
             rotated = _call_eagerly(_append, arguments)
         increment_version((cache.k, cache.v))
     return q if rotary is None else rotated
@@ -124,8 +125,8 @@ def append(
 def _append_in_place(keys: Any, *arguments: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
     """Call `append`, then increment the versions of k_cache and v_cache.
 
-    A backward that has saved one of them then raises. torch generates such a kernel for its own
-    in-place operators. It runs for direct calls of the operator and in compiled graphs.
+    A backward that has saved one of these tensors then raises. torch generates such a kernel for
+    its own in-place operators. This kernel runs in compiled graphs and in direct operator calls.
     """
     with torch._C._AutoDispatchBelowADInplaceOrView():  # noqa: SLF001 - as torch.library.custom_op
         below = keys & torch._C._after_ADInplaceOrView_keyset  # noqa: SLF001
@@ -139,9 +140,9 @@ _library.impl("append", _append_in_place, "ADInplaceOrView", with_keyset=True)
 
 
 def _is_watched() -> bool:
-    """Return whether a graph, a trace or a torch.dispatch mode may see the operator.
+    """Return whether torch.compile, torch.jit.trace or a torch.dispatch mode may see the operator.
 
-    These know `decode`, but not `decode_no_lse`.
+    Graphs and modes should get `decode`, not its variant `decode_no_lse`.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
         return True
@@ -159,7 +160,7 @@ def _call(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - 
 def _call_eagerly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - torch.ops.X.Y.Z
     """Call an operator in eager mode without gradients.
 
-    A `torch.no_grad` object would take a tenth of a call's time.
+    It avoids `torch.no_grad` if possible, which would take a tenth of a call's time.
     """
     run = operator._op  # noqa: SLF001 - the C++ callable, without torch's Python wrapper
     try:

@@ -149,7 +149,7 @@ def append(  # noqa: PLR0913, PLR0917 - the operator's schema
 
 
 def _places(cache: Cache, i: int, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the entry and row of each key of batch entry i."""
+    """Return the cache entry or page of each key of sequence i, and the row in it."""
     if cache.block_table is not None:
         page = cache.k.shape[1]
         return cache.block_table[i, keys // page].long(), keys % page
@@ -158,7 +158,10 @@ def _places(cache: Cache, i: int, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Rotate the first columns of [batch, seqlen, heads, head_dim] by the angles of positions."""
+    """Rotate the first columns of x by the angles of positions.
+
+    x: [batch, seqlen, heads, head_dim]; positions: [batch, seqlen].
+    """
     last = cos.shape[0] - 1
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     turn_cos, turn_sin = (

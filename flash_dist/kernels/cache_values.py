@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 
 class Cache(NamedTuple):
-    """A cache of keys and values, as `flash_attn_with_kvcache` takes it."""
+    """A cache of keys and values, as `flash_attn_with_kvcache` takes it.
+
+    With a block_table, each entry of k and v is a page; else it is a sequence.
+    """
 
     k: Tensor  # [entries, page, num_heads_kv, head_dim]
-    v: Tensor
-    seqlens: Tensor | None
-    batch_idx: Tensor | None
-    leftpad: Tensor | None
-    block_table: Tensor | None
+    v: Tensor  # [entries, page, num_heads_kv, head_dim_v]
+    seqlens: Tensor | None  # [batch], lengths without new keys; None: all are full
+    batch_idx: Tensor | None  # [batch], the entry of each sequence; None: the same index
+    leftpad: Tensor | None  # [batch], the first key of each sequence; None: 0
+    block_table: Tensor | None  # [batch, pages of a sequence]; None: no pages
 
     def find_capacity(self) -> int:
         """Return the maximum number of keys of a sequence."""
@@ -42,10 +45,10 @@ class Cache(NamedTuple):
         Args:
             seqlen_new: Keys that are appended to each sequence.
             angles: Number of positions with a rotary embedding; None: no rotation.
-            steps: Number of positions that a sequence needs from cache_seqlens on.
+            steps: Number of positions that each sequence needs, starting at its cache_seqlens.
 
         Raises:
-            ValueError: A value is out of range, two sequences would write to the same place, or a
+            ValueError: A value is out of range, two sequences would write to the same row, or a
                 position has no angle. The message names the value.
         """
         seqlens = None if self.seqlens is None else self.seqlens.tolist()
@@ -75,7 +78,7 @@ class Cache(NamedTuple):
             _check_angles(seqlens or [], angles, steps)
 
     def _check_written(self, seqlens: Sequence[int], seqlen_new: int) -> None:
-        """Raise if two sequences would write new keys to the same place."""
+        """Raise if two sequences would write new keys to the same row."""
         if self.batch_idx is not None:
             numbers = self.batch_idx.tolist()
             for i, number in enumerate(numbers):
@@ -101,7 +104,8 @@ def _check_pages(
     table: Sequence[Sequence[int]], page: int, seqlens: Sequence[int], seqlen_new: int
 ) -> None:
     """Raise if two new keys would be written to the same row of the same page."""
-    # By page: first row and end of the new keys of a table entry, and the name of the entry.
+    # By page: for each table entry with new keys, their first row, the row after their last, and
+    # the name of the table entry.
     written: dict[int, list[tuple[int, int, str]]] = {}
     for i, (pages, begin) in enumerate(zip(table, seqlens, strict=True)):
         end = begin + seqlen_new

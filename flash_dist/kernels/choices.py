@@ -23,7 +23,7 @@ R = TypeVar("R")
 Precision = Literal["tf32x3", "ieee"]
 TF32X3: Final = "tf32x3"
 IEEE: Final = "ieee"
-IEEE32: Final = "ieee32"  # name of the dtype of float32 kernels that multiply with FFMA
+IEEE32: Final = "ieee32"  # dtype name for float32 kernels that multiply with FFMA
 PRECISIONS: Final = (TF32X3, IEEE)
 _RUN_LATER: Final = (
     inspect.isgeneratorfunction,
@@ -55,7 +55,7 @@ process: Final = _Process()
 
 
 class Choice:
-    """Base class of choices: from now on, in a `with` block, or in each decorated call."""
+    """Base class of choices, which apply from now on, in a `with` block or in decorated calls."""
 
     _name: ClassVar[str]
 
@@ -88,7 +88,7 @@ class Choice:
         return within
 
     def __enter__(self) -> None:
-        """Make the choice, which the end of an earlier block of this object may have undone."""
+        """Make the choice again: an earlier `with` block of this object may have undone it."""
         self._choose(self._value)
 
     def __exit__(
@@ -110,7 +110,7 @@ def find_precision() -> Precision:
 
 
 def find_match_kvcache() -> bool:
-    """Return whether match_kvcache is chosen in this thread, or else in the main thread."""
+    """Return the choice of match_kvcache in this thread, or else in the main thread."""
     own = _thread.match_kvcache
     return process.match_kvcache if own is None else own
 
@@ -119,9 +119,9 @@ class float32_precision(Choice):  # noqa: N801 - called as a function
     """Choose how kernels multiply float32 numbers from now on, or in a `with` block.
 
     "tf32x3", the default, makes three TF32 products on tensor cores, which loses at most 2^-22 of a
-    term. "ieee" rounds each product and sum as IEEE 754 says (FFMA), and takes up to 2.5 times as
-    long. GPUs of compute capability 7.5 have no TF32 and always compute "ieee". float16, bfloat16
-    and CPU calls are not affected.
+    term. "ieee" uses float32 fused multiply-adds as in IEEE 754 (FFMA), and takes up to 2.5 times
+    as long. GPUs of compute capability 7.5 have no TF32 and always compute "ieee". float16,
+    bfloat16 and CPU calls are not affected.
 
     A choice belongs to one thread and applies to its calls of every attention function. Threads
     without a choice, such as autograd's, use the current choice of the main thread. A backward uses
@@ -143,7 +143,7 @@ class float32_precision(Choice):  # noqa: N801 - called as a function
 
 
 def read_precision(precision: object) -> Precision:
-    """Return a precision, checked.
+    """Check that a value is a precision, and return it.
 
     Raises:
         TypeError: The precision is no string.
@@ -171,13 +171,14 @@ class match_kvcache(Choice):  # noqa: N801 - called as a function
 
     As a decorator, it applies to the calls of a function.
 
-    Attention then sums in the order of the cache. A query has the same bits in training, in a
-    prefill at once or in chunks, and in decoding, with or without pages, in any batch or packing.
-    Gradients are those of this out and lse. Forward kernels take longer.
+    Attention then sums in the same order as attention to a cache. The results for a query have the
+    same bits in training, in a prefill at once or in chunks, and in decoding, with or without
+    pages, in any batch or packing. Gradients are those of this out and lse. Forward kernels take
+    longer.
 
-    Supported are causal and full attention, windows, softcap, alibi_slopes and sinks, in float16
+    Causal and full attention, windows, softcap, alibi_slopes and sinks are supported, in float16
     and bfloat16. float32 on a GPU and other masks raise an error. On the CPU every dtype is
-    supported, and the calls on the cache must be within the choice, too.
+    supported, but there the choice must also apply to the calls of `flash_attn_with_kvcache`.
 
     A choice belongs to one thread; threads without a choice use the current choice of the main
     thread. torch.compile stores the choice in the graph, and recompiles for another choice. An

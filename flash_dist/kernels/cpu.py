@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 def without_autocast(kernel: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return the kernel with autocast disabled, since it would round scores; inputs are cast."""
+    """Return the kernel with autocast disabled: autocast would round the scores."""
 
     @wraps(kernel)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

@@ -1,10 +1,10 @@
 """The autograd formulas of the operators, for direct calls of `torch.ops.flash_dist`.
 
-Such calls come from exported programs, AOTInductor packages, or users. Our own functions use an
-autograd.Function, attention/autograd.py, which is cheaper and has more information: forward
-operators have no argument for the budget, and `attention` none for batch_invariant. So these
-formulas use the current budget, and the formula of `attention` uses batch_invariant=False. Both the
-formulas and the Function call `differentiate`.
+Exported programs, AOTInductor packages and users make such calls. Our own functions use an
+autograd.Function, attention/autograd.py, which is cheaper and uses more options: forward operators
+have no argument for the budget, and `attention` has none for batch_invariant. So these formulas use
+the current budget, and the formula of `attention` uses batch_invariant=False. Both the formulas and
+the Function call `differentiate`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def differentiate(
     """Return dq, dk, dv and the gradient of the sinks for one call of a forward operator.
 
     Args:
-        backward: The backward of that call, as a function of dout and dlse. The dsinks that this
-            function returns has an entry per query.
+        backward: The backward of that call, as a function of dout and dlse. It returns dsinks with
+            an entry per query and head, like lse.
         saved: The inputs and results of the forward.
         of_results: Autograd's gradients of out and lse, in any layout; None: nothing depends on
             that result.
         sinks: The sinks of the call.
-        max_seqlen_k: At least the number of keys of the longest packed sequence; None: not packed.
+        max_seqlen_k: Upper bound of the number of keys of a packed sequence; None: not packed.
 
     Returns:
         dq, dk, dv: Like q, k, v.
@@ -83,18 +83,22 @@ def differentiate_bias(
     """Return the gradient of the bias for one call; arguments as in `differentiate`."""
     _, k, _, out, _ = saved
     dout, dlse = of_results
-    if dout is None or (sinks is None and _has_one_key(k, max_seqlen_k)):  # constant weights
+    # With one key, the weight is constant, so dout has no effect.
+    if dout is None or (sinks is None and _has_one_key(k, max_seqlen_k)):
         dout = torch.zeros_like(out)
     return backward(dout, dlse)
 
 
 def _has_one_key(k: Tensor, max_seqlen_k: int | None) -> bool:
-    """Return whether it is known that no sequence has two keys; max_seqlen_k: None if dense."""
+    """Return whether each sequence is known to have at most one key.
+
+    max_seqlen_k: None for k with a batch axis.
+    """
     return _is_one(k.shape[1]) if max_seqlen_k is None else _is_one(k.shape[0], max_seqlen_k)
 
 
 def _is_one(*numbers: int) -> bool:
-    """Return whether the least of some sizes is 1; False if a traced graph does not know it."""
+    """Return whether the smallest size is 1; False while tracing, if no size is known to be 1."""
     if not torch.compiler.is_compiling():
         return min(numbers) == 1
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # noqa: PLC0415 - slow
@@ -118,7 +122,7 @@ def refuse_forward_mode(*_: object) -> NoReturn:
 
 
 def require_no_tangents(*tensors: Any) -> None:  # noqa: ANN401 - all arguments of an operator
-    """Raise for inputs with tangents, which operators of torch.library would ignore or fail on."""
+    """Raise if an input has a tangent: operators of torch.library would ignore it, or fail."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # noqa: SLF001 - no public equivalent
         return
     for x in tensors:
@@ -151,15 +155,15 @@ def register(library: torch.library.Library) -> None:
 class _Shortcut:
     """Registers a formula in a library so that it runs only if gradients are needed.
 
-    torch also checks this, but only after layers of Python that take half as long as a call for a
-    small problem. Its errors for forward mode and transforms have no text.
+    torch also checks whether they are, but only after Python code that takes half as long as a
+    small attention call. torch's errors for forward mode and torch.func transforms have no message.
     """
 
     def __init__(self, library: torch.library.Library) -> None:
         self._library = library
 
     def impl(self, name: str, formula: Callable[..., Any], key: str, *, with_keyset: bool) -> None:
-        """Register a formula; stands in for Library.impl, which torch's register_autograd calls."""
+        """Register a formula; torch's register_autograd calls this in place of Library.impl."""
         redispatch = getattr(torch.ops.flash_dist, name).default.redispatch
         is_wanted = torch._C._any_requires_grad  # noqa: SLF001 - torch's own check
         below = torch._C._after_autograd_keyset  # noqa: SLF001

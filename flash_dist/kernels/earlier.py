@@ -1,7 +1,7 @@
 """Operators under the names that earlier versions used; each calls a current operator.
 
 torch.export, AOTInductor and Inductor's disk cache save an operator by its name and schema.
-flash_dist itself does not call these.
+flash_dist itself does not call the operators of this module.
 """
 
 from __future__ import annotations

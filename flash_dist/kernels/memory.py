@@ -1,9 +1,9 @@
 """Out-of-memory errors, and warnings about memory that a graph would copy.
 
-The kernels report exhausted memory as text; torch has an exception for it. If one operator writes
-to two inputs of a graph that share memory, Inductor copies all of this memory in every call, there
-and back. Two separate allocations are written in place, and so are two parts that the graph itself
-cuts from one input.
+The extension reports exhausted memory only in an error's text; `raise_out_of_memory` raises torch's
+exception for it. If one operator writes to two inputs of a graph that share memory, Inductor copies
+all of this memory in every call, and copies the result back. Inputs in separate allocations are
+written in place, and so are two views that the graph itself makes of one input.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OUT_OF_MEMORY: Final = "CUDA out of memory."  # text of torch's error, and of to
 def raise_out_of_memory(error: Exception) -> None:
     """Raise torch.OutOfMemoryError if an error's message says that memory ran out; else return.
 
-    torch's stable ABI turns any exception of the compiled parts into a RuntimeError. Before torch
-    2.13 its text starts with the position in our sources.
+    torch's stable ABI turns any exception of the extension into a RuntimeError. Before torch 2.13,
+    the message of this error starts with a position in our C++ sources.
     """
     _, words, rest = str(error).partition(OUT_OF_MEMORY)
     if words and not isinstance(error, torch.OutOfMemoryError):

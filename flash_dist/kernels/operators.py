@@ -1,11 +1,12 @@
-"""The operators of attention: loads the extension, declares further operators, and calls all.
+"""The operators of attention: loads the extension, declares more operators, and calls them.
 
-Importing it loads the extension, which declares `attention` and `attention_backward` with their
-CUDA kernels. These take a mask as integers, and its arrays as a tensor on q's device. This module
-declares the `attention_masked...` operators: they take the handle of a BlockMask or the tensor of
-an IntervalMask, and find the arrays in code that torch.compile does not trace. The fake kernels
-(only shapes, for torch.compile) are here as well. cpu.py has the CPU kernels, derivatives.py the
-autograd formulas. The signatures are those of the operators, including positional flags.
+Importing this module loads the extension, which declares `attention` and `attention_backward` with
+their CUDA kernels. These two take a mask as integers, and its arrays as a tensor on q's device.
+This module declares the `attention_masked...` operators. They take the handle of a BlockMask or the
+tensor of an IntervalMask, and find the arrays in code that torch.compile does not trace. This
+module also has the fake kernels, which torch.compile calls for shapes. cpu.py has the CPU kernels,
+derivatives.py the autograd formulas. The signatures are those of the operators, including
+positional flags.
 
 The extension's `attention_no_grad` and `attention_backward_no_grad` have no autograd formula, and
 take the integers of a mask as a CPU tensor. Eager calls use them, because they are cheaper.
@@ -151,8 +152,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
 def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
     """Return the results of `attend`, for an eager call that needs no gradients.
 
-    The call may be inside an autograd.Function. The other operators have a Python autograd formula,
-    and finding out that no gradient is needed takes as long as the rest of a small call.
+    The call may be inside an autograd.Function. It skips the Python autograd formulas of operators:
+    their check whether a gradient is needed takes as long as the rest of a small call.
     """
     try:
         mask, softmax_scale, packing, scores, _, _, ieee, *choices = problem
@@ -170,7 +171,7 @@ def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results
 
 
 def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
-    """Call the operator that graphs can store and torch.dispatch modes know."""
+    """Call `attention` or `attention_masked`, or its variant with max_logit."""
     mask, softmax_scale, packing, scores, _, batch_invariant, *choices, dropout = problem
     ieee, match_kvcache, max_logit = choices
     known = band_or_handle(mask)
@@ -196,8 +197,8 @@ def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
 def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Return whether other code may intercept the operator, or the call is not for a GPU.
 
-    torch.dispatch modes, Tensor subclasses and torch.jit.trace know operators by name. On the CPU
-    the shortcut gains nothing.
+    torch.dispatch modes, Tensor subclasses and torch.jit.trace should get the operators that have
+    autograd formulas. On the CPU, the operators without formulas save no time.
     """
     return not (
         type(q) is type(k) is type(v) is Tensor
@@ -228,12 +229,12 @@ def _find_integers(
 
 @lru_cache(maxsize=256)
 def _integers_of(band: Band) -> Tensor:
-    """Return the operators' integers of a band; do not write to them."""
+    """Return the operators' integers of a band, as a cached tensor: do not write to it."""
     return torch.tensor(band.ints, dtype=torch.int64, device="cpu")
 
 
 def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) -> Gradients:
-    """Return dq, dk, dv and dsinks of a call; see `differentiate` for the whole gradient.
+    """Return dq, dk, dv and dsinks of a call; `differentiate` sums dsinks over all queries.
 
     Args:
         dout: Gradient of out.
@@ -244,7 +245,7 @@ def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) 
     Returns:
         dq, dk, dv: Like q, k and v, contiguous.
         dsinks: Like lse: each query's part of the gradient of its head's sink, in float32 (float64
-            for float64 inputs). Without sinks None or an empty tensor.
+            for float64 inputs). Without sinks, dsinks is None or an empty tensor.
     """
     try:
         # Call the operator with its autograd formula.
@@ -274,7 +275,7 @@ def _backward_no_grad(
 
 
 def _call_backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) -> Gradients:
-    """Call the backward operator that belongs to `_call_forward`."""
+    """Call `attention_backward` or `attention_masked_backward`."""
     mask, softmax_scale, packing, scores, *how, _, _, dropout = problem
     numbers = softmax_scale, *how, *(scores or PLAIN), *(dropout or ())
     known = band_or_handle(mask)
@@ -309,7 +310,7 @@ def differentiate(
 def differentiate_bias(
     dout: Tensor | None, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Tensor:
-    """Return the gradient of the bias, shaped like it; arguments as in `differentiate`."""
+    """Return the gradient of the bias, in the shape of bias; arguments as in `differentiate`."""
     mask, softmax_scale, packing, scores, *_ = problem
     _, alibi_slopes, sinks, bias = scores or PLAIN
     known = band_or_handle(mask)
@@ -334,9 +335,10 @@ def differentiate_bias(
 
 
 def is_exporting() -> bool:
-    """Return whether torch.export traces; torch's own test before 2.13 includes torch.compile.
+    """Return whether torch.export is tracing.
 
-    See https://github.com/pytorch/pytorch/issues/176347.
+    In older versions, torch.compiler.is_exporting() is also true while torch.compile traces, see
+    https://github.com/pytorch/pytorch/issues/176347.
     """
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
@@ -483,7 +485,7 @@ def _attention_fake(
     cu_seqlens_q: Tensor | None,
     *_: object,
 ) -> Pair:
-    """Return the outputs; warn if the boundaries of packed sequences cannot be checked."""
+    """Return out and lse of the right shape; warn if cu_seqlens cannot be checked."""
     packed = cu_seqlens_q is not None
     if packed and q.device.type == "cuda" and is_checking():
         warn_unchecked("a compiled graph")

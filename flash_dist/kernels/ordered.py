@@ -2,8 +2,8 @@
 
 torch's matrix products choose an order by the sizes of a call, so the bits of a query's result
 depend on the number of other queries. These functions add the second half of the terms to the first
-half until one term is left: slower, but in the same order for every query. A longer sum has the
-same bits if the additional terms are 0.
+half until one term is left. This is slower, but has the same order for every query. A longer sum
+has the same bits if the additional terms are 0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def logsumexp(x: Tensor) -> Tensor:
 
 
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(exp(a) + exp(b)); torch's own has other bits in the last elements of a vector."""
+    """Return log(exp(a) + exp(b)); torch.logaddexp may round the last elements differently."""
     top = _finite(torch.maximum(a, b))
     return ((a - top).exp() + (b - top).exp()).log() + top
 

@@ -39,7 +39,8 @@ OTHERS: Final = 11  # number of other fields of a flattened Problem
 class Problem(NamedTuple):
     """An attention call: all arguments except q, k and v.
 
-    NOTE: it has no properties, because Dynamo of torch 2.10 cannot compute those of a NamedTuple.
+    NOTE: it has no properties, because Dynamo of torch 2.10 cannot trace properties of a
+    NamedTuple.
 
     mask: Which keys are visible to each query; a band if packed.
     softmax_scale: Factor on the scores.
@@ -47,7 +48,7 @@ class Problem(NamedTuple):
     scores: Soft cap, ALiBi slopes, sinks and bias; None: none of these.
     budget: Bytes of workspace for the backward, or BUDGET_NOW.
     batch_invariant: Whether the gradients of a sequence must not depend on the rest of the batch.
-    ieee: Whether products of float32 are FFMA, see choices.py.
+    ieee: Whether float32 products use FFMA instead of TF32, see choices.py.
     match_kvcache: Whether out and lse must have the bits of attention to a cache, see choices.py.
     max_logit: Whether the largest score of each head is a third result. Not with match_kvcache or
         dropout.
@@ -80,7 +81,10 @@ class Problem(NamedTuple):
         max_logit: bool = False,
         dropout: Dropout | None = None,
     ) -> Problem:
-        """Return the problem of a call with queries q, with the current budget or BUDGET_NOW."""
+        """Return the problem of a call with queries q.
+
+        Its budget is the current one, or BUDGET_NOW while torch.compile traces.
+        """
         is_float32 = q.dtype == torch.float32
         ieee = (is_float32 or float32_precision is not None) and is_ieee(float32_precision)
         ieee = ieee and is_float32

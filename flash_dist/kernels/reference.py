@@ -1,4 +1,4 @@
-"""Attention in plain torch from its formulas: for CPU tensors, and as reference of the kernels.
+"""Attention in plain torch, from its formulas: for CPU tensors, and as reference for the kernels.
 
 Computes in float32, or float64 for float64 inputs, and stores the whole score matrix. Keys and
 values that are not visible to any query count as 0, so NaN there changes nothing.
@@ -30,7 +30,7 @@ Shape = tuple[int, int]
 
 
 class Options(NamedTuple):
-    """Arguments other than q, k and v. A key is visible if `visible` and `band` both show it."""
+    """Arguments other than q, k and v. A key is visible if `visible` and `band` both allow it."""
 
     softmax_scale: float
     visible: Tensor | None = None  # broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k], bool
@@ -49,8 +49,8 @@ class Options(NamedTuple):
 def visible(seqlen_q: int, seqlen_k: int, band: Band, device: torch.device | str = "cpu") -> Tensor:
     """Return [seqlen_q, seqlen_k] booleans, true where key j is visible to query i in a band.
 
-    These are the keys i + shift - left <= j <= i + shift + right. -1 is unbounded. shift is
-    seqlen_k - seqlen_q if the band is aligned to the bottom right, else 0.
+    These are the keys i + shift - left <= j <= i + shift + right; a left or right of -1 means no
+    limit. shift is seqlen_k - seqlen_q if the band is aligned to the bottom right, else 0.
     """
     left, right, bottom_right = band
     shift = seqlen_k - seqlen_q if bottom_right else 0
@@ -77,7 +77,7 @@ def reference_results(
     Returns:
         out: Like q, with the last axis of v; 0 in a row without a visible key.
         lse: [batch, num_heads_q, seqlen_q], packed [num_heads_q, tokens]; float32, or float64 for
-            float64 inputs. In a row without a visible key the head's sink, or -inf without sinks.
+            float64 inputs. A row without a visible key has the head's sink, or -inf without sinks.
         max_logit: [num_heads_q], dtype of lse: the largest visible score, -inf if there is none.
     """
     out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
@@ -108,8 +108,8 @@ def reference_backward(
     """Return dq, dk, dv from q, k, v and the saved out and lse.
 
     dV = P^T dO, dS = P (dO V^T - rowsum(dO out) + dlse), dQ = dS K, dK = dS^T Q, as in
-    FlashAttention (Dao et al., arXiv 2205.14135, appendix B). Dropout applies to P in dV, and to dO
-    V^T.
+    FlashAttention (Dao et al., arXiv 2205.14135, appendix B). Dropout applies to P in the formula
+    of dV, and to dO V^T.
     """
     q, k, v, _, _ = saved
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
@@ -164,8 +164,8 @@ def marked_weights(q: Tensor, k: Tensor, lse: Tensor, options: Options, longest:
         q: As in `reference_forward`.
         k: As in `reference_forward`.
         lse: As `reference_forward` returned it.
-        options: With dropout.
-        longest: seqlen_q and seqlen_k; for packed tensors, those of the longest document.
+        options: The options of the forward.
+        longest: seqlen_q and seqlen_k; for packed tensors, the maximum of each.
 
     Returns:
         [batch or documents, num_heads_q, *longest], dtype of q; 0 past the end of a document.
@@ -188,7 +188,7 @@ def sink_gradients(
 ) -> Tensor:
     """Return each query's part of the gradient of its head's sink, shaped like lse.
 
-    It is exp(sink - lse) * (dlse - rowsum(dO out)): a sink is a weight whose value vector is 0.
+    It is exp(sink - lse) * (dlse - rowsum(dO out)): a sink is like a key whose value vector is 0.
     """
     tokens = lse.dim() - 1  # axes before the heads
     flat = (x.flatten(tokens, -2).to(lse.dtype) for x in (dout, out))

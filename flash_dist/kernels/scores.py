@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 OF_CACHES: Final = 3  # attention to a cache supports the first 3 fields of Scores: all but bias
 MASKED: Final = torch.finfo(torch.float16).min  # a bias of this or less masks its score
-_BLOCKS: Final = 1024  # with fewer tiles, a gradient is split into partial sums to fill a GPU
+_BLOCKS: Final = 1024  # with fewer tiles, a bias gradient is split into partial sums to fill a GPU
 
 
 class Scores(NamedTuple):
@@ -29,8 +29,8 @@ class Scores(NamedTuple):
         or less masks the score. Not allowed with a softcap. Packed documents share one bias, [1, 1
         or num_heads_q, 1 or queries, 1 or keys]: queries and keys are the lesser of max_seqlen and
         the number of tokens.
-    sinks: [num_heads_q]. One more score in each row, which is never masked and has no value. lse
-        includes this score.
+    sinks: [num_heads_q]. One more score in each row, which is never masked and has no value vector.
+        lse includes this score.
     """
 
     softcap: float = 0.0
@@ -50,7 +50,7 @@ PLAIN: Final = Scores()  # no score modifications
 
 
 def cut_bias(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
-    """Return a view of the bias of one document, which has this many queries and keys."""
+    """Return a view of the bias for a document with this many queries and keys."""
     return bias[:, :, :seqlen_q, :seqlen_k]
 
 
@@ -60,7 +60,7 @@ def add_bias(logits: Tensor, bias: Tensor) -> Tensor:
 
 
 def count_splits(bias: Tensor, q: Tensor, k: Tensor, packed: Sequence[Any] = ()) -> int:
-    """Return into how many partial sums a bias gradient is split, from shapes alone.
+    """Return the number of partial sums of a bias gradient, which depends only on shapes.
 
     The batch entries and heads that share a tile of the bias are divided among that many blocks.
 
@@ -82,8 +82,8 @@ def sum_parts(parts: Tensor, bias: Tensor) -> Tensor:
     """Return the gradient of a bias, shaped like it, from partial sums.
 
     Args:
-        parts: [splits, batch, heads, queries, keys]. If the bias is broadcast along queries or
-            keys, that axis has an entry per tile.
+        parts: [splits, batch, heads, queries, keys], with the batch and heads of bias. If the bias
+            is broadcast along queries or keys, that axis has an entry per tile.
         bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k].
     """
     axes = [i for i in (0, 3, 4) if parts.shape[i] > 1 and (i == 0 or bias.shape[i - 1] == 1)]

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 def make_copy(problem: Problem, pass_: str) -> Callable[[], object]:
-    """Return a function that copies q, k, v and out; for the backward also dout, dq, dk and dv.
+    """Return a function that copies tensors with the shapes of q, k, v and out.
+
+    For the backward it copies each of them twice: dq, dk, dv and dout have the same shapes.
 
     Raises:
         CannotRun: The pass has no copy.
     """
     inputs = problem.inputs[:2] if problem.shape.latent else problem.inputs  # v is part of k
-    forward = [x.detach() for x in (*inputs, problem.dout)]  # dout has the shape of out
+    forward = [x.detach() for x in (*inputs, problem.dout)]  # dout stands in for out
     tensors = {"forward": forward, "backward": [*forward, *forward]}
     if pass_ not in tensors:
         message = f"phase of copy must be forward or backward, got `{pass_}`"

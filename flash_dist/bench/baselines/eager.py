@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Masked:
-    """The masked positions, bool [seqlen_q, seqlen_k], and whether a query has no visible key."""
+    """The masked positions, bool [seqlen_q, seqlen_k], and whether any query has no visible key."""
 
     scores: torch.Tensor
     has_empty_row: bool
@@ -56,7 +56,7 @@ def attend_eagerly(
     group: int,
     scoring: Scoring = PLAIN,
 ) -> torch.Tensor:
-    """Compute attention of q, k and v, [batch, seqlen, heads, head_dim], and a bias if given."""
+    """Compute attention from inputs: q, k and v [batch, seqlen, heads, head_dim], and any bias."""
     q, k, v = (x.transpose(1, 2) for x in inputs[:3])
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
@@ -74,7 +74,7 @@ def attend_eagerly(
 
 
 def _modify(scores: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-    """Apply score_mod to all scores, [batch, heads, seqlen_q, seqlen_k]."""
+    """Apply the score_mod, if there is one, to the scores [batch, heads, seqlen_q, seqlen_k]."""
     if scoring.score_mod is None:
         return scores
     numbers = (torch.arange(size, device=scores.device) for size in scores.shape)

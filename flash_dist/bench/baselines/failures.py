@@ -12,11 +12,11 @@ _FATAL: Final = ("illegal memory access", "unspecified launch failure", "device-
 
 
 class CannotRun(Exception):  # noqa: N818 - an unsupported problem is no error
-    """A baseline does not support the problem."""
+    """A baseline is not installed, or does not support the problem."""
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return the first informative line of an error."""
+    """Return one line that says why a baseline failed."""
     if isinstance(error, CannotRun):
         return str(error)
     if isinstance(error, torch.OutOfMemoryError):

@@ -23,9 +23,9 @@ _LARGE: Final = 1 << 30  # with more scores than this, create_block_mask is comp
 def make_flex(problem: Problem) -> Attend:
     """Return compiled FlexAttention.
 
-    NOTE: beyond dynamo's limit on recompilations FlexAttention would silently run eagerly. So
-    dynamo is reset, and `fullgraph` raises instead. Donated buffers are off, because the backward
-    runs many times on one graph.
+    NOTE: after too many recompilations, dynamo would silently run FlexAttention eagerly. So dynamo
+    is reset for each problem, and `fullgraph=True` makes dynamo raise an error instead. Donated
+    buffers are off, because the backward runs many times on one graph.
     """
     import torch._functorch.config as functorch  # noqa: PLC0415 - the import takes a second
 
@@ -60,7 +60,7 @@ def make_flex(problem: Problem) -> Attend:
 
 
 def make_mask_mod(problem: Problem) -> MaskMod | None:
-    """Return the mask_mod as users write it; None if all keys are visible."""
+    """Return the mask_mod that a user would write for the mask; None if all keys are visible."""
     shape = problem.shape
     kind = shape.mask.kind
     if shape.documents:

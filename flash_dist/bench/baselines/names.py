@@ -7,12 +7,12 @@ from typing import Final
 from ...toolkit.errors import UsageError
 
 OURS: Final = "ours"
-DETERMINISTIC: Final = "-deterministic"  # suffix: deterministic mode of torch or of a package
+DETERMINISTIC: Final = "-deterministic"  # name suffix: deterministic mode of torch or a package
 OURS_DETERMINISTIC: Final = OURS + DETERMINISTIC
 OWN: Final = (OURS, OURS_DETERMINISTIC)
 CUDNN_FLEX: Final = "cudnn-flex"
 PACKAGES: Final = ("fa4", "fa3", CUDNN_FLEX)  # their backward has a deterministic option
-COPY: Final = "copy"  # computes no attention: only copies its tensors, once
+COPY: Final = "copy"  # no attention: only copies tensors shaped like its inputs and results
 PLAIN: Final = "plain"  # ours, without the score modification
 PEERS: Final = (
     "sdpa-flash",
@@ -57,7 +57,10 @@ STATES: Final = ("warm", "cold")
 
 
 def parse_peers(text: str) -> tuple[str, ...]:
-    """Parse `sdpa-flash,flex`. `flash` and `FLASH` mean `sdpa-flash`; `none` measures only ours."""
+    """Parse a list such as `sdpa-flash,flex`. `flash` and `FLASH` mean `sdpa-flash`.
+
+    `none` is the empty list: only ours is measured.
+    """
     if text == "none":
         return ()
     meant = {short.lower(): name for name in PEERS for short in (_short(name), label_of(name))}
@@ -76,7 +79,7 @@ def parse_states(text: str) -> tuple[str, ...]:
 
 
 def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ours and the peers; also ours in deterministic mode if a peer uses that mode."""
+    """Return ours and the peers; also ours in deterministic mode if any peer uses that mode."""
     return (*(OWN if any(map(in_deterministic_mode, peers)) else (OURS,)), *peers)
 
 

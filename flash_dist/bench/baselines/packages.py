@@ -1,8 +1,8 @@
-"""Attention functions of other packages, which can make their backward deterministic.
+"""Attention functions of other packages, all with an option for a deterministic backward.
 
 `fa4` is flash_attn.cute, `fa3` calls the kernels of flash_attn_3, `cudnn-flex` is the interval
-attention of cudnn-frontend. Their functions differ between releases. If the installed release lacks
-an argument for the mask, the scores or determinism, the baseline cannot run.
+attention of cudnn-frontend. The functions differ between releases of a package. If the installed
+release lacks an argument for the mask, the scores or determinism, the baseline cannot run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MASKS: Final = ("full", "causal", "window")
 
 
 def find_installed() -> tuple[str, ...]:
-    """Return the packages that can be imported, without importing them."""
+    """Return the names in PACKAGES whose modules are installed, without importing the modules."""
     return tuple(
         name
         for name in PACKAGES
@@ -49,7 +49,7 @@ def make_package(name: str, problem: Problem) -> Attend:
     """Return a package's attention, with the deterministic backward if the name says so.
 
     Raises:
-        CannotRun: The package is not installed, or does not support the mask or an option.
+        CannotRun: The package cannot be imported, or does not support the mask or an option.
     """
     base = name.removesuffix(DETERMINISTIC)
     if base == CUDNN_FLEX:
@@ -80,14 +80,14 @@ def _make_flash_attention(base: str, problem: Problem, *, deterministic: bool) -
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         found = func(q, k, v, **wanted)
-        out: Tensor = found[0] if isinstance(found, tuple) else found  # some also return lse
+        out: Tensor = found[0] if isinstance(found, tuple) else found  # or (out, lse)
         return out
 
     return attend
 
 
 def _make_cudnn_flex(problem: Problem, *, deterministic: bool) -> Attend:
-    """Return attention with a plan of visible intervals, made and compiled before any timing.
+    """Return attention with a plan of visible intervals; compile its kernels before any timing.
 
     NOTE: cudnn-frontend prints a line for each kernel that it compiles.
     """
@@ -110,10 +110,10 @@ def _make_cudnn_flex(problem: Problem, *, deterministic: bool) -> Attend:
 
 
 def make_interval_ends(problem: Problem) -> Tensor:
-    """Return the mask as cudnn-frontend takes it: [1, ends, total_q], int32.
+    """Return the mask as cudnn-frontend takes it: an int32 tensor x, [1, 1 or 3, total_q].
 
-    ends is 1 or 3. Query i attends to the keys [0, ends[0, i]) of its own sequence, and with three
-    ends also to [ends[1, i], ends[2, i]).
+    Query i attends to the keys [0, x[0, 0, i]) of its own sequence. If the second axis of x has
+    three entries, it also attends to the keys [x[0, 1, i], x[0, 2, i]).
 
     Raises:
         CannotRun: The mask is random.
@@ -205,7 +205,7 @@ def attend_by_operators(  # noqa: PLR0913 - the signature of the function it rep
 
 
 class _ByOperators(torch.autograd.Function):
-    """Forward and backward through the operators; `more` are arguments of the backward only."""
+    """Calls FA3's operators for forward and backward; `more`: arguments of the backward only."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:  # noqa: ANN401 - torch's signature

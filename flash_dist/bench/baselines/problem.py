@@ -19,9 +19,9 @@ DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.fl
 
 @dataclass(frozen=True)
 class Problem:
-    """Random normal q, k, v and dout, [batch, seqlen, heads, head_dim]; packed: no batch axis.
+    """Random normal q, k, v and dout, [batch, seqlen, heads, head_dim]; no batch axis if packed.
 
-    bias: [1, num_heads_q, seqlen_q, seqlen_k], if the scores have one.
+    bias: [1, num_heads_q, seqlen_q, seqlen_k]; None if the problem has no bias.
     """
 
     shape: Shape
@@ -65,8 +65,8 @@ class Problem:
     def with_own_leaves(self) -> Problem:
         """Return the problem with new autograd leaves on the same memory, without cached masks.
 
-        NOTE: a leaf's gradient belongs to the stream on which the leaf was first used; a backward
-        captured on another stream would wait for the first stream, and this wait ends the capture.
+        NOTE: a leaf's gradient belongs to the stream on which the leaf was first used. A backward
+        captured on another stream would wait for that first stream, which makes the capture fail.
         """
         q, k, v, *bias = (x.detach().requires_grad_() for x in self.inputs)
         return Problem(self.shape, q, k, v, self.dout, *bias)
@@ -101,14 +101,14 @@ class Problem:
 
     @cached_property
     def intervals(self) -> tuple[Tensor, Tensor]:
-        """First visible key of every query, and the key after its last visible one."""
+        """First visible key of every query, and the key after its last visible key."""
         pairs = list(self.shape.mask.intervals(self.shape.seqlen_q, self.shape.seqlen_k))
         found = torch.tensor(pairs, dtype=torch.int32, device=self.device)
         return found[:, 0].contiguous(), found[:, 1].contiguous()
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """The mask as [seqlen_q, seqlen_k]; None if everything is visible."""
+        """The mask, [seqlen_q, seqlen_k], true for visible keys; None if all keys are visible."""
         if self.shape.mask.kind == "full":
             return None
         if self.shape.mask.kind == "random":

@@ -25,16 +25,20 @@ _STEEPEST: Final = 8.0  # -log2 of the last head's slope, as in the ALiBi paper
 
 @dataclass(frozen=True)
 class Scoring:
-    """A score modification: FlexAttention's function of (score, b, h, q_idx, kv_idx), or sinks.
+    """A score modification: score_mod, sinks or neither.
 
-    sinks, [num_heads_q] in float32, are one more score for each row, without a value.
+    score_mod: FlexAttention's function of (score, b, h, q_idx, kv_idx).
+    sinks: [num_heads_q], float32. One more score in each row, without a value vector.
     """
 
     score_mod: ScoreMod | None = None
     sinks: Tensor | None = None
 
     def weigh(self, out: Tensor, lse: Tensor) -> Tensor:
-        """Scale out, [batch, heads, seqlen_q, head_dim], by the softmax weight that sinks leave."""
+        """Return out [batch, heads, seqlen_q, head_dim] times the weight that sinks leave to keys.
+
+        lse: [batch, heads, seqlen_q], without the sinks.
+        """
         if self.sinks is None:
             return out
         part = torch.sigmoid(lse - self.sinks[:, None])
@@ -52,13 +56,13 @@ def alibi_slopes(problem: Problem) -> Tensor:
 
 
 def sinks_of(problem: Problem) -> Tensor:
-    """Return one sink per query head: the first weighs like a few keys, the last like many keys."""
+    """Return a float32 sink per query head, from 0 to 4: the weight of 1 to 55 keys of score 0."""
     heads = problem.shape.num_heads_q
     return torch.linspace(0.0, 4.0, heads, dtype=torch.float32, device=problem.device)
 
 
 def score_arguments(problem: Problem) -> dict[str, Any]:
-    """Return the arguments of `flash_attn_func`, for our package and flash-attention."""
+    """Return the score modification as keyword arguments of `flash_attn_func`."""
     scores = problem.shape.scores
     if scores == "softcap":
         return {"softcap": SOFTCAP}
@@ -92,10 +96,10 @@ def make_scoring(problem: Problem) -> Scoring:
 
 
 def require_plain_scores(problem: Problem) -> None:
-    """Raise for a problem that is not softmax(q @ k.T * scale) @ v.
+    """Raise if a problem has a score modification, a bias or dropout.
 
     Raises:
-        CannotRun: The problem modifies its scores.
+        CannotRun: The problem has one of these.
     """
     if problem.shape.scores:
         message = f"score modifications are not supported, got {problem.shape.scores}"

@@ -26,7 +26,11 @@ BACKENDS: Final = {
 
 
 def make_sdpa(name: str, problem: Problem) -> Attend:
-    """Return attention with one backend of SDPA, on inputs [batch, seqlen, heads, head_dim]."""
+    """Return attention with one backend of SDPA, on inputs [batch, seqlen, heads, head_dim].
+
+    Raises:
+        CannotRun: The backend does not support the problem.
+    """
     base = name.removesuffix(DETERMINISTIC)
     if problem.shape.documents or problem.shape.scores != "dropout":
         require_plain_scores(problem)
@@ -56,14 +60,17 @@ def make_sdpa(name: str, problem: Problem) -> Attend:
 
 
 def expand_heads(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Repeat heads of [batch, seqlen, heads, head_dim] `group` times; one head needs no copy."""
+    """Repeat the heads of x, [batch, seqlen, heads, head_dim], `group` times each.
+
+    For a single head, this is a view.
+    """
     if x.shape[2] == 1:
         return x.expand(-1, -1, group, -1)
     return x.repeat_interleave(group, dim=2)
 
 
 def _try_out(attend: Attend, problem: Problem) -> None:
-    """Run once; if torch refuses, raise CannotRun with the reason from its warnings."""
+    """Run attention once; if the backend cannot, raise CannotRun with torch's reason for it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -76,7 +83,7 @@ def _try_out(attend: Attend, problem: Problem) -> None:
 
 
 def _explain(said: list[str], error: str) -> str:
-    """Extract the reason: the warning after the one that ends with `not used because`."""
+    """Return the warning that follows `... not used because`, or else the error's first line."""
     for place, text in enumerate(said):
         if "not used because" in text and place + 1 < len(said):
             following = said[place + 1]

@@ -1,4 +1,4 @@
-"""The sets of problems that `--shapes` names."""
+"""The sets of problems that `--shapes` selects."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _DOCUMENT_SEED: Final = 0
 def paper_shapes() -> tuple[Shape, ...]:
     """Return 42 problems, full and causal, with sequences of 1k, 4k and 16k tokens.
 
-    For head_dim 64, 128 and 256 they have 2048 / head_dim heads, and for head_dim 96 they have 16.
-    For head_dim 192 with values of 128 columns (latent attention) they also have 16 heads. With
-    grouped heads they have 32 query and 8 kv heads of head_dim 128, or 8 query heads and one kv
-    head of head_dim 256.
+    head_dim 64, 128 and 256: 2048 / head_dim heads.
+    head_dim 96: 16 heads.
+    head_dim 192, and 128 for v, as in latent attention: 16 heads.
+    head_dim 128 with grouped heads: 32 query and 8 kv heads.
+    head_dim 256 with grouped heads: 8 query heads and 1 kv head.
     """
     rows = (
         *(((_WIDTH // head_dim,) * 2, (head_dim, head_dim)) for head_dim in (64, 128, 256)),
@@ -44,7 +45,7 @@ def paper_shapes() -> tuple[Shape, ...]:
 
 
 def long_shapes() -> tuple[Shape, ...]:
-    """Return 48 problems of one sequence of 16k to 256k tokens, full and causal.
+    """Return 48 problems, full and causal, each with one sequence of 16k to 256k tokens.
 
     They have 16 query heads, and 16 or 4 kv heads.
     """
@@ -58,15 +59,15 @@ def long_shapes() -> tuple[Shape, ...]:
 
 
 def corner_shapes() -> tuple[Shape, ...]:
-    """Return 16 unusual problems, such as few heads, few keys, or head_dims of vision models."""
+    """Return 16 unusual problems: few heads, few keys, head_dims of vision models and so on."""
     return (
         square(1, 16384, (1, 1), 128, CAUSAL),
         square(1, 1024, (4, 4), 128, CAUSAL),
         square(1, 256, (8, 1), 256, FULL),  # a robotics policy
         Shape(4, 16384, 77, 10, 10, 64, 64),  # image pixels attend to text tokens
         square(1024, 64, (16, 16), 64, FULL),
-        square(128, 197, (12, 12), 64, FULL),  # ViT-B, 16 pixels a patch
-        square(64, 257, (16, 16), 80, FULL),  # ViT-H, 14 pixels a patch
+        square(128, 197, (12, 12), 64, FULL),  # ViT-B, patches of 16 x 16 pixels
+        square(64, 257, (16, 16), 80, FULL),  # ViT-H, patches of 14 x 14 pixels
         square(16, 729, (16, 16), 72, FULL),  # SigLIP
         *(square(4, 4096, (16, 16), head_dim, CAUSAL) for head_dim in (96, 192, 32)),
         square(4, 4096, (8, 8), 40, FULL),  # a diffusion model
@@ -78,12 +79,12 @@ def corner_shapes() -> tuple[Shape, ...]:
 
 
 def pack(lengths: tuple[int, ...], head_dim: int, mask: Mask) -> Shape:
-    """Return a problem of packed documents with these lengths, and 16 heads."""
+    """Return a problem with packed documents of these lengths, and 16 heads."""
     return Shape(1, sum(lengths), sum(lengths), 16, 16, head_dim, head_dim, mask, documents=lengths)
 
 
 def seed_shapes() -> tuple[Shape, ...]:
-    """Return block-causal shapes of robotics policies, and 18 stacked layers of the first shape."""
+    """Return block-causal shapes of robotics policies; the last is a stack of 18 layers."""
     mask = Mask("block-causal", (_BLOCKS,))
     return (
         square(2, 1024, (8, 1), 256, mask),
@@ -107,7 +108,7 @@ def document_lengths() -> tuple[int, ...]:
 def varlen_shapes() -> tuple[Shape, ...]:
     """Return packed documents of unequal lengths, and of equal lengths with the same total.
 
-    The documents of equal length also occur as a batch.
+    The set also has the documents of equal length as a batch, without packing.
     """
     unequal = document_lengths()
     length = sum(unequal) // len(unequal)
@@ -133,12 +134,18 @@ def fp32_shapes() -> tuple[Shape, ...]:
 
 
 def score_shapes() -> tuple[Shape, ...]:
-    """Return 24 problems of 4k tokens: plain, or with soft cap, ALiBi or sinks; full and causal."""
+    """Return 24 problems, full and causal: plain, or with a soft cap, ALiBi or sinks.
+
+    Each has 4 sequences of 4k tokens.
+    """
     return _with_scores(4, 4096, SCORES)
 
 
 def feature_shapes() -> tuple[Shape, ...]:
-    """Return 12 problems of 2k tokens with dropout, or a bias with a gradient; full and causal."""
+    """Return 12 problems, full and causal: with dropout, or with a bias that has a gradient.
+
+    Each has 8 sequences of 2k tokens.
+    """
     return _with_scores(8, 2048, FEATURES)
 
 
@@ -153,10 +160,10 @@ def _with_scores(batch: int, seqlen: int, kinds: Iterable[str]) -> tuple[Shape, 
 
 
 def decode_shapes() -> tuple[Shape, ...]:
-    """Return problems of one query and a cache of 5 MB to 2 GB.
+    """Return problems with one query per sequence, and caches of 1 MB to 2 GB.
 
-    They have head_dim 64, 128 or 256 and eight kv heads or one, or latent keys (MLA) with 16, 64 or
-    128 heads.
+    Some have head_dim 64, 128 or 256, and 8 kv heads or 1. The others have latent keys (MLA), and
+    16, 64 or 128 query heads.
     """
     lengths = (1, 131072), (64, 4096), (256, 1024), (1, 4096)
     plain = (

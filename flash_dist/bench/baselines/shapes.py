@@ -43,7 +43,7 @@ _ALL: Final = 100  # percent of the keys
 
 BACKWARD: Final = 2.5  # FLOPs of backward over forward: five matrix products instead of two
 
-# The second forward of a checkpoint does not count as work.
+# FLOPs of each pass, relative to the forward. The second forward of a checkpoint does not count.
 FACTORS: Final = {
     "forward": 1.0,
     "backward": BACKWARD,
@@ -54,10 +54,10 @@ FACTORS: Final = {
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask, written and parsed as `window:128,0`.
+    """A mask, written and parsed as text such as `window:128,0`.
 
-    Each query attends to one interval of keys. With `random:50` it attends to half of the keys
-    instead, chosen at random for each query.
+    Each query attends to one interval of keys, except with a random mask: with `random:50`, each
+    query attends to its own random half of the keys.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Mask:
 
     @classmethod
     def parse(cls, text: str) -> Mask:
-        """Parse a mask as the command line gives it."""
+        """Parse a mask from the command line, such as `window:128,0`."""
         kind, _, rest = text.partition(":")
         parts = rest.split(",") if rest else []
         known = kind in _NUMBERS and len(parts) == _NUMBERS[kind]
@@ -86,9 +86,10 @@ class Mask:
         return f"{self.kind}:{numbers}" if numbers else self.kind
 
     def intervals(self, seqlen_q: int, seqlen_k: int) -> Iterator[tuple[int, int]]:
-        """Yield each query's first visible key and the key after its last visible one.
+        """Yield each query's first visible key and the key after its last visible key.
 
-        Causal and window masks align to the bottom right.
+        Causal, window and prefix masks are aligned to the bottom right. A query without visible
+        keys has (0, 0).
 
         Raises:
             ValueError: The mask is random.
@@ -153,12 +154,12 @@ class Shape:
 
     @property
     def latent(self) -> bool:
-        """True if v is the first columns of a cached k, and so has fewer columns."""
+        """True if the values are the first columns of the cached keys (MLA)."""
         return self.cached and self.head_dim_v != self.head_dim
 
     @property
     def group(self) -> str:
-        """The group that shares a geometric mean: `d64 causal`, `d64 full alibi`, `d64 cache`."""
+        """The group that is averaged together: `d64 causal`, `d64 full alibi`, `d64 cache`."""
         return f"{self._width} {'cache' if self.cached else self.pattern}"
 
     @property

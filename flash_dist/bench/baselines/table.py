@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make_attend(name: str, problem: Problem) -> Attend:
-    """Return a baseline's function from a problem's inputs to out.
+    """Return a function that computes out from a problem's inputs, with a baseline.
 
     Raises:
         CannotRun: The baseline does not support the problem. Any other error means that the
@@ -49,7 +49,7 @@ def make_attend(name: str, problem: Problem) -> Attend:
 def determinism_of(name: str) -> Iterator[None]:
     """Use torch's deterministic mode within this context if the baseline's name says so.
 
-    In that mode torch also fills newly allocated memory: outputs, and workspaces of a peer.
+    In that mode torch also fills newly allocated memory, such as outputs and peers' workspaces.
     """
     if not in_deterministic_mode(name):
         yield
@@ -62,7 +62,7 @@ def determinism_of(name: str) -> Iterator[None]:
 
 
 def bind(name: str, run: Run) -> Run:
-    """Return a run that uses torch's deterministic mode if the baseline's name says so."""
+    """Return `run`, in torch's deterministic mode if the baseline's name says so."""
     if not in_deterministic_mode(name):
         return run
 

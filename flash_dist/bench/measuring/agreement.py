@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from ..baselines.problem import Problem, Tensor
 
 NAMES: Final = ("out", "dq", "dk", "dv", "dbias")
-LIMITS: Final = {"bf16": 0.1, "fp16": 0.05, "fp32": 0.01}
-FLOAT64_LIMIT: Final = 1e-4  # float32: largest error relative to the largest value
+LIMITS: Final = {"bf16": 0.1, "fp16": 0.05, "fp32": 0.01}  # largest relative error, by dtype
+FLOAT64_LIMIT: Final = 1e-4  # of float32 against float64: largest error over largest value
 
-_BY_ROW: Final = ("out", "dv")  # weighted sums with positive weights: rows do not cancel to 0
+_BY_ROW: Final = ("out", "dv")  # compared row by row; rows of the other gradients may be close to 0
 
 
 def compute(attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
-    """Return out, dq, dk, dv and, if there is a bias, dbias; for decoding only out."""
+    """Return out, dq, dk, dv and, if there is a bias, dbias; only out for a KV cache."""
     if problem.shape.cached:
         with torch.no_grad():
             return (attend(*problem.inputs),)
@@ -55,7 +55,7 @@ def _relative_norm(a: Tensor, b: Tensor) -> float:
 
 
 def measure_against_float64(found: tuple[Tensor, ...], problem: Problem) -> dict[str, float]:
-    """Return the largest error over the largest float64 value, for out, dq, dk and dv."""
+    """Return the largest error divided by the largest float64 value, by name of the tensor."""
     wanted = _compute_float64(problem)
     return {
         name: float((a.double() - b).abs().max() / b.abs().max())
@@ -64,7 +64,7 @@ def measure_against_float64(found: tuple[Tensor, ...], problem: Problem) -> dict
 
 
 def _compute_float64(problem: Problem) -> list[Tensor]:
-    """Return out, dq, dk, dv, computed for one kv head at a time."""
+    """Return out, dq, dk and dv in float64, computed for one kv head at a time."""
     shape = problem.shape
     group = shape.num_heads_q // shape.num_heads_kv
     masked = Masked.of(problem)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Baselines:
-    """The baselines on a problem; one that fails stays as an entry with its reason."""
+    """The baselines on a problem. The entry of a baseline that fails has the reason."""
 
     def __init__(self, problem: Problem, names: tuple[str, ...]) -> None:
         self.problem = problem
         self.entries = {name: Entry(name) for name in names}
-        self.attends: dict[str, Attend] = {}  # by baseline: checked, and has not failed since
+        self.attends: dict[str, Attend] = {}  # of baselines that ran and have not failed since
         self.findings: list[str] = []
-        self.lost = ""  # why the GPU accepts no more work
+        self.lost = ""  # why the GPU accepts no more work; empty if it does
 
     def attempt(self, name: str, step: Callable[[], object]) -> None:
         """Run a step of a baseline; if it fails, exclude the baseline."""
@@ -69,7 +69,7 @@ class Baselines:
 
 
 def release_memory(device: torch.device) -> None:
-    """Free unused memory."""
+    """Collect garbage, and return the memory in torch's CUDA cache to the GPU."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

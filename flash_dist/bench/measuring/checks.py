@@ -1,4 +1,4 @@
-"""Run each baseline once before timing: check its results and list its kernels."""
+"""Run each baseline before timing, to check its results and list its kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def check_baselines(baselines: Baselines, tell: Callable[[str], None]) -> None:
-    """Run all baselines once. Ours is first, because the others are compared with ours."""
+    """Check all baselines except the copy. Ours is first, because others are compared with it."""
     results: Results = {}
     for name in [name for name in baselines.entries if name != COPY]:
         tell(f"{baselines.problem.shape.name}: test {name}")
@@ -36,7 +36,7 @@ def check_baselines(baselines: Baselines, tell: Callable[[str], None]) -> None:
 
 
 def _try_out(baselines: Baselines, name: str, results: Results) -> None:
-    """Run a baseline once, compare it with ours, and list its kernels."""
+    """Run a baseline, compare its results with ours, and list its kernels."""
     attend = make_attend(name, baselines.problem)
     kernels: tuple[str, ...] = ()
     results[name] = compute_as(name, attend, baselines.problem)
@@ -51,9 +51,9 @@ def _try_out(baselines: Baselines, name: str, results: Results) -> None:
 
 
 def _compare(baselines: Baselines, name: str, results: Results) -> dict[str, float]:
-    """Return the errors, and report those that are too large."""
+    """Return the errors by tensor, and add a finding for each that is too large."""
     shape = baselines.problem.shape
-    if name == PLAIN or shape.scores == "dropout":  # other scores, or new dropout in each call
+    if name == PLAIN or shape.scores == "dropout":  # results differ from ours by design
         return {}
     if name == OURS:
         if shape.dtype != "fp32" or shape.documents or shape.scores:
@@ -87,7 +87,7 @@ def profile(run: Run) -> tuple[str, ...]:
 
 
 def launched_kernels(run: Run) -> tuple[str, ...]:
-    """Return the names of the kernels, without their template arguments."""
+    """Return the sorted names of the kernels that a run launches, see `shorten`."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
         torch.cuda.synchronize()
@@ -96,13 +96,13 @@ def launched_kernels(run: Run) -> tuple[str, ...]:
 
 
 def shorten(name: str) -> str:
-    """Drop `void`, template and call arguments, and namespaces."""
+    """Return a kernel's name without `void`, namespaces, and template and call arguments."""
     bare = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""))[0]
     return bare.split("::")[-1].strip()
 
 
 def _is_runtime(name: str) -> bool:
-    """Return whether a name is that of a CPU call (`cudaLaunchKernel`) or a memory operation."""
+    """Return whether a name is that of a CUDA API call (`cudaLaunchKernel`) or memory operation."""
     return re.match(r"cu(da)?[A-Z]|Mem(set|cpy)\b|Activity Buffer|Lazy|INVALID", name) is not None
 
 

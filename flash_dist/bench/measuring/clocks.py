@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     Run = Callable[[], object]
     Milliseconds = Callable[[], float]
 
-_CYCLES_PER_US: Final = 2000  # an upper bound for GPU clocks
-_SMALLEST_FLUSH: Final = 256 << 20
+_CYCLES_PER_US: Final = 2000  # at 2 GHz, about the highest clock of data-center GPUs
+_SMALLEST_FLUSH: Final = 256 << 20  # bytes
 _WARM_UPS: Final = 2  # runs before a capture; the first ones compile and allocate
 
 
@@ -36,26 +36,33 @@ class Clock(Protocol):
     captures: bool  # true if runs can be captured in CUDA graphs
 
     def start(self, run: Run, *, cold: bool, cover_us: float) -> Milliseconds:
-        """Launch a run; return a function that returns its duration, to be called after `wait`."""
+        """Launch a run; return a function that returns its milliseconds, to be called after `wait`.
+
+        Args:
+            run: The run to time.
+            cold: Flush L2 before the run.
+            cover_us: Microseconds that the device sleeps before the run, so that the time of the
+                launch is not measured.
+        """
 
     def mark(self) -> Mark:
         """Record the current moment."""
 
     def wait(self) -> None:
-        """Wait until everything that was launched is done."""
+        """Wait until all launched work is done."""
 
     def capture(self, make: Callable[[], Run], repeats: int) -> Run:
-        """Capture `repeats` runs in a CUDA graph, and return a run that replays it."""
+        """Make a run, capture it `repeats` times in a CUDA graph, and return the graph's replay."""
 
     def read(self) -> Reading:
-        """Return the device's current clock and power."""
+        """Return the device's current clock frequency and power."""
 
 
 class GpuClock:
     """Times runs with events.
 
     Before a run that is timed alone, the GPU sleeps for as long as the CPU needs to launch the run,
-    so that launches are not measured. A cold run follows a write of a buffer larger than L2.
+    so that launches are not measured. Before a cold run, a buffer larger than L2 is overwritten.
     """
 
     captures = True
@@ -117,5 +124,5 @@ class GpuClock:
         return replay
 
     def read(self) -> Reading:
-        """Read clock and power from NVML."""
+        """Read clock frequency and power from NVML."""
         return self._gauge.read()

@@ -27,15 +27,21 @@ if TYPE_CHECKING:
     Run = Callable[[], object]
     Timings = dict[str, Timing]
 
-GRAPHS_BELOW_MS: Final = 0.3  # shorter passes are replayed as graphs, or launches would dominate
-_GRAPH_MS: Final = 1.0  # GPU time of a graph, so long that gaps between graphs do not matter
+GRAPHS_BELOW_MS: Final = 0.3  # shorter passes are replayed as graphs, since launches would dominate
+_GRAPH_MS: Final = 1.0  # intended GPU time of a graph: gaps between graphs then do not matter
 _MOST_REPEATS: Final = 64
 _PARAMETER_SCALE: Final = 0.02
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Measures the time of one pass, for all baselines on a problem."""
+    """Measures the time of one pass, for all baselines on a problem.
+
+    name: One of PASSES.
+    seconds: Length of a loop.
+    cold: Whether L2 is flushed before each run.
+    tell: Called with a description of the work that starts.
+    """
 
     name: str
     baselines: Baselines
@@ -45,7 +51,10 @@ class Pass:
     tell: Callable[[str], None]
 
     def time(self) -> tuple[Timings, Timings]:
-        """Return all times; if graphs are replayed, also the times of eager launches."""
+        """Return the times by baseline, and those of eager launches.
+
+        The second dict is empty unless the first one has the times of CUDA graphs.
+        """
         runs: dict[str, Run] = {}
         for name in self._taking_part():
             self.baselines.attempt(name, partial(self._prepare, name, runs))
@@ -77,7 +86,7 @@ class Pass:
         return make_run(name, self.baselines.attends[name], problem, self.name)
 
     def _find_short(self, runs: dict[str, Run]) -> dict[str, float]:
-        """Return an estimate of each run's milliseconds; `{}` if the fastest needs no graph."""
+        """Return an estimate of each run's milliseconds; `{}` if no attention needs a graph."""
         times: dict[str, float] = {}
         for name in tuple(runs):
             try:
@@ -110,7 +119,7 @@ class Pass:
         return {}
 
     def _time_graphs(self, times: Mapping[str, float]) -> Timings:
-        """Time replays of graphs; record why a baseline cannot be captured, and keep it."""
+        """Time replays of graphs; if a run cannot be captured, record why and skip its baseline."""
         runs: dict[str, Run] = {}
         repeats: dict[str, int] = {}
         for name, milliseconds in times.items():
@@ -137,7 +146,10 @@ def measure_peak(run: Run, device: torch.device) -> int:
 
 
 def make_run(name: str, attend: Attend, problem: Problem, pass_: str) -> Run:
-    """Return a function that runs only the pass; preparations are done before."""
+    """Return a function that runs only the pass. The forward that a backward needs runs here, once.
+
+    For a stack of layers, the function runs forward and backward.
+    """
     if problem.shape.layers > 1:
         return bind(name, Stack(attend, problem).run)
     make = {
@@ -183,8 +195,8 @@ def _differentiate(out: torch.Tensor, problem: Problem, *, retain_graph: bool = 
 class Stack:
     """Pre-norm attention layers with residuals, each in its own activation checkpoint.
 
-    A layer is x + W_out attention(W_q norm(x), W_k norm(x), W_v norm(x)). Its width is that of the
-    query heads. There is no feed-forward part, because it would cost all baselines the same.
+    A layer is x + W_out attention(W_q norm(x), W_k norm(x), W_v norm(x)), where x has num_heads_q *
+    head_dim columns. There is no feed-forward part: it would take all baselines the same time.
     """
 
     def __init__(self, attend: Attend, problem: Problem) -> None:

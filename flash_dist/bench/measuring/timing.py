@@ -1,12 +1,12 @@
-"""Sustained loops of runs, in rounds of alternating order.
+"""Time runs in sustained loops, in rounds of alternating order.
 
-Under load, a GPU with a power limit lowers its clock within tens of milliseconds. How far depends
-on the work, so a short burst on a cool GPU tells nothing. Therefore each baseline runs alone in a
-loop, back to back, in three rounds. The second round has the reverse order, so that a baseline does
-not always follow the same neighbour. A loop gives the mean time of its runs, and the result is the
-median of the three means. A median over single runs would drop the slow runs at lower clocks,
-although a program with many layers pays for them. It would also need two events around each run,
-which separate runs that otherwise follow without a gap.
+Under load, a GPU with a power limit lowers its clock within tens of milliseconds. The clock then
+depends on the work, so a short burst on a cool GPU is not representative. Therefore each baseline
+runs alone in a loop, back to back, in three rounds. The second round has the reverse order, so that
+a baseline does not always follow the same other baseline. A loop gives the mean time of its runs,
+and the result is the median of the three means. A median over single runs would ignore the slow
+runs at lower clocks, although a program with many layers has to wait for them. It would also need
+two events around each run, which would leave gaps between runs.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 3
 LEAD: Final = 0.25  # warm-up of clocks and caches, relative to the loop
-_PROBES: Final = 9  # most runs for a first estimate
+_PROBES: Final = 9  # maximum number of runs for a first estimate
 _PROBE_SECONDS: Final = 0.02  # stop estimating after this time
 _COLD_RUNS: Final = 3  # runs between two synchronizations
-_CHUNK_SECONDS: Final = 0.02  # most work between two events
-_CHUNKS: Final = 4  # fewest chunks per loop if runs are short
+_CHUNK_SECONDS: Final = 0.02  # intended time between two events, at most
+_CHUNKS: Final = 4  # minimum number of chunks per loop if runs are short
 _COVER: Final = 1.5  # sleep of the GPU, relative to the CPU time of a launch
 _LONGEST_COVER_US: Final = 2000.0
 
 
 class RunFailed(Exception):  # noqa: N818
-    """A run that worked before has raised; `name` is its baseline."""
+    """A run that worked before has raised `error`; `name` is the baseline."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(str(error))
@@ -50,7 +50,7 @@ class RunFailed(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Probe:
-    """Result of a few runs: milliseconds on the device, and CPU time of a launch."""
+    """Shortest times of a few runs: milliseconds on the device, CPU microseconds of a launch."""
 
     milliseconds: float
     cpu_us: float
@@ -72,7 +72,7 @@ def probe(name: str, run: Run, clock: Clock, *, cold: bool) -> Probe:
     times: list[float] = []
     try:
         while len(times) < _PROBES and sum(times) < _PROBE_SECONDS * 1e3:
-            # NOTE: a full queue makes launches wait for the GPU, so the sleep has a limit.
+            # NOTE: if the launch queue is full, launches wait for the GPU. So the sleep is limited.
             known = min(launches, default=0.0)
             took = clock.start(launch, cold=cold, cover_us=min(_COVER * known, _LONGEST_COVER_US))
             clock.wait()  # reports GPU errors
@@ -91,16 +91,16 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
     repeats: Mapping[str, int] | None = None,
     tell: Tell = lambda _: None,
 ) -> dict[str, Timing]:
-    """Time the runs in loops of `seconds` seconds.
+    """Time the runs in loops of `seconds` seconds, and return the times by baseline.
 
     Args:
-        runs: The runs by baseline.
-        clock: The clock of the device of the runs.
+        runs: The run of each baseline.
+        clock: The clock of the device that the runs use.
         seconds: Length of a loop. Each baseline has three loops.
         cold: Flush L2 before each run, and time the runs one by one.
         repeats: By baseline, the number of attention calls in a run that replays a graph; None if
             runs replay no graphs.
-        tell: Called with each baseline before it runs.
+        tell: Called with the baseline and the round before each loop.
 
     Raises:
         RunFailed: A run raised.
@@ -138,21 +138,21 @@ def _summarize(loops: list[Loop], found: Probe, repeats: int, *, graph: bool) ->
 
 @dataclass(frozen=True)
 class Chunk:
-    """Runs between two marks, and their duration; one chunk is queued while another runs."""
+    """Number of runs between two marks, and the estimated duration of all of them."""
 
     runs: int
     seconds: float
 
     @classmethod
     def of(cls, found: Probe, seconds: float) -> Chunk:
-        """Return as many runs as fill `seconds`, at least one."""
+        """Return a chunk of as many runs as fill `seconds`, at least one."""
         each = max(found.milliseconds, found.cpu_us / 1e3, 1e-3) / 1e3
         runs = max(1, math.ceil(seconds / each))
         return cls(runs, runs * each)
 
 
 def _loop_warm(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
-    """Run back to back: each run finds in L2 what the previous run left there."""
+    """Time runs back to back: each run finds in L2 what the previous run left there."""
     chunk = Chunk.of(found, min(_CHUNK_SECONDS, seconds / _CHUNKS))
     lead = seconds * LEAD
     if found.milliseconds / 1e3 < lead:  # a longer run needs no warm-up
@@ -165,7 +165,7 @@ def _loop_warm(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
 def _launch_for(
     seconds: float, run: Run, clock: Clock, chunk: Chunk, readings: list[Reading] | None = None
 ) -> tuple[list[Mark], int]:
-    """Launch chunks of runs; one chunk is queued while the previous one is waited for.
+    """Launch chunks of runs for `seconds`; queue each chunk while the previous one runs.
 
     Returns:
         The marks around all chunks, and the number of runs between the first and the last.
@@ -185,7 +185,7 @@ def _launch_for(
 
 
 def _loop_cold(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
-    """Time single runs, each after L2 was flushed."""
+    """Time single runs, each after a flush of L2."""
     readings: list[Reading] = []
     cover_us = min(_COVER * found.cpu_us, _LONGEST_COVER_US)
     times: list[float] = []

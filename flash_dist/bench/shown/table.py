@@ -79,7 +79,7 @@ class Notes:
 def make_pass_tables(
     rows: Sequence[Row], pass_: str, peers: Sequence[str], notes: Notes, width: int
 ) -> list[Table]:
-    """Return times, rates and ratios of one pass, in as many tables as the terminal needs."""
+    """Return times, rates, memory and ratios of one pass, in as many tables as `width` needs."""
     columns = [
         _name_rows(rows, pass_),
         ("ms", [_own_cell(row, OURS, pass_, notes) for row in rows]),
@@ -142,7 +142,7 @@ def _name_rows(rows: Sequence[Row], pass_: str) -> tuple[str, list[str]]:
 def make_memory_tables(
     rows: Sequence[Row], pass_: str, names: Sequence[str], width: int
 ) -> list[Table]:
-    """Return the peak memory of each baseline, in as many tables as the terminal needs."""
+    """Return the peak memory of each baseline, in as many tables as `width` needs."""
     shown = [row for row in rows if not row.eager]
     columns = [("peak above the inputs, MiB", _name_rows(shown, pass_)[1])]
     for name in [name for name in names if name != COPY]:
@@ -152,7 +152,7 @@ def make_memory_tables(
 
 
 def _is_long(row: Row) -> bool:
-    """Return whether a row is so long that memory limits what can run."""
+    """Return whether a row's sequences are so long that memory limits what can run."""
     return row.shape.seqlen_q > _LONG and not row.shape.documents
 
 

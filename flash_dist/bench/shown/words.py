@@ -56,7 +56,7 @@ def describe_run(report: Report) -> Iterator[str]:
 
 
 def describe_load(report: Report) -> Iterator[str]:
-    """Describe clock and power of the GPU, and how much the rounds of a loop differ."""
+    """Describe clock and power of the GPU, and how much the rounds differ."""
     timings = [
         (timing, f"{name} {pass_}, {row.shape.name}{' eager' if row.eager else ''}")
         for row in report.rows
@@ -85,8 +85,8 @@ def describe_load(report: Report) -> Iterator[str]:
 def summarize(rows: Sequence[Row], pass_: str, peers: Sequence[str]) -> Iterator[str]:
     """Yield a line per peer: the mean ratio of all rows and of each group, and the lowest ratio.
 
-    Further lines compare our rates on documents of unequal and equal lengths, and on packed and
-    batched documents.
+    Further lines compare our rates: with documents of unequal and of equal lengths, and with packed
+    and batched documents.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Computes on any device which weights a call drops, as csrc/core/dropout.cuh does."""
+"""Computes which weights a call drops, as csrc/core/dropout.cuh does, but on any device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dropped(dropout: Dropout, heads: int, batch: range, seqlen_q: int, seqlen_k:
     Args:
         dropout: The dropout of the call.
         heads: num_heads_q.
-        batch: Indices of the batch entries, or of the documents of a pack.
+        batch: Indices of the batch entries, or of the packed documents.
         seqlen_q: Queries of each entry or document.
         seqlen_k: Keys of each entry or document.
     """
@@ -50,7 +50,10 @@ def dropped(dropout: Dropout, heads: int, batch: range, seqlen_q: int, seqlen_k:
 
 
 def philox(x: list[Tensor], key: list[Tensor]) -> list[Tensor]:
-    """Return Philox4x32-7 of counters: 32-bit words in int64 tensors. Products may overflow."""
+    """Return Philox4x32-7 of counters x. All words have 32 bits, in int64 tensors.
+
+    Products may overflow int64, which does not change their bits.
+    """
     for _ in range(_ROUNDS):
         left, right = x[0] * _MULTIPLIERS[0], x[2] * _MULTIPLIERS[1]
         first = (right >> 32 & _WORD) ^ x[1] ^ key[0]

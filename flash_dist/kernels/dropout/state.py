@@ -1,4 +1,4 @@
-"""Dropout of a call: its fraction, and the random state that it uses."""
+"""Dropout of a call: the fraction of dropped weights, and the random state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 Tensor = torch.Tensor
 
-MOST_COLUMNS: Final = 256  # maximum number of columns of q in kernels with dropout
+MOST_COLUMNS: Final = 256  # maximum head_dim of q and k in kernels with dropout
 STEPS: Final = 1 << 16  # dropout_p is rounded to a multiple of 1 / STEPS
 
 
@@ -17,7 +17,7 @@ class Dropout(NamedTuple):
     """Dropout of a call.
 
     p: The fraction of the weights that is dropped, at least 0 and less than 1.
-    rng_state: [2] seed and offset, int64; only the low 32 bits of the offset count.
+    rng_state: Seed and offset, [2], int64. Only the low 32 bits of the offset are used.
     """
 
     p: float
@@ -65,5 +65,5 @@ def require_dropping(
 
 
 def draw_rng_state(device: torch.device) -> Tensor:
-    """Return a seed and an offset, drawn from torch's generator of a device."""
+    """Return a random seed and offset, [2], int64, from the device's default generator."""
     return torch.randint((1 << 63) - 1, (2,), dtype=torch.int64, device=device)

@@ -93,8 +93,8 @@ def _is_real(x: Tensor) -> bool:
 def register() -> None:
     """Register the formulas as soon as torch's counter is imported.
 
-    The counter is not imported here, because it imports triton, which takes long and enables the
-    GIL.
+    The counter is not imported here, because it imports triton. That takes long, and enables the
+    GIL in free-threaded Python.
     """
     when_imported("torch.utils.flop_counter", _register)
 

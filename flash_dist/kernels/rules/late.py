@@ -22,7 +22,7 @@ def when_imported(name: str, register: Callable[[], None]) -> None:
 
 
 class _Late(MetaPathFinder):
-    """Import finder that adds a callback to one module, which the other finders find."""
+    """Import finder for one module: lets the other finders load it, then calls a function."""
 
     def __init__(self, name: str, register: Callable[[], None]) -> None:
         self.name = name

@@ -1,10 +1,10 @@
 """The operators on DTensors: each rank computes its own batch entries or heads.
 
 The rule is registered with `register_torch_dispatch` instead of DTensor's `register_sharding`. It
-thus handles all mesh dimensions at once, as groups of heads require, and avoids a cache of torch
-that confuses optional tensors. Any mesh dimensions may shard `batch` or `heads`; along other mesh
-dimensions all ranks compute the same results. No rank needs another's results, so nothing is sent
-unless an input must be redistributed.
+thus handles all mesh dimensions at once, as grouped heads (GQA) require, and avoids a cache in
+torch that mistakes one optional tensor for another. Any mesh dimensions may shard `batch` or
+`heads`; along other mesh dimensions all ranks compute the same results. No rank needs the results
+of another rank, so nothing is sent unless an input must be redistributed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _OF_ONE_RANK: Final = (
 _LOCAL: Final = ("mask",)  # a tensor of integers that is the same on all ranks
 _TOKENS: Final = frozenset(("q", "k", "v", "out", "dout", "dq", "dk", "dv"))
 _ROWS: Final = frozenset(("lse", "dlse", "dsinks"))
-# Arguments that must be DTensors. Others may be plain tensors that are the same on all ranks, such
-# as the zero gradients that torch.compile makes. Plain sinks could not receive their gradient.
+# Arguments that must be DTensors. Other arguments may be plain tensors that are the same on all
+# ranks, such as the zero gradients that torch.compile makes. Sinks as a plain tensor could not get
+# a gradient.
 _SHARDED: Final = frozenset(("q", "k", "v", "out", "lse", "sinks"))
 _BATCH: Final = "batch"
 _HEADS: Final = "heads"
@@ -133,7 +134,7 @@ class Sharding(NamedTuple):
         return slice(begin, end)
 
     def placements(self, axes: Axes) -> list[Any]:
-        """Return the placements of a tensor with these dimensions."""
+        """Return the placements of a tensor whose batch and heads are at these axes."""
         from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415 - slow to import
 
         dims = {_BATCH: axes.batch, _HEADS: axes.heads, None: None}
@@ -141,7 +142,7 @@ class Sharding(NamedTuple):
         return [Replicate() if dim is None else Shard(dim) for dim in chosen]
 
     def localize(self, name: str, value: Any, q: DTensor) -> object:  # noqa: ANN401 - any argument
-        """Return this rank's part of an argument."""
+        """Return this rank's part of a tensor; return other arguments unchanged."""
         if not isinstance(value, torch.Tensor) or name in _LOCAL:
             return value
         from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415
@@ -157,7 +158,7 @@ class Sharding(NamedTuple):
         return value.to_local()
 
     def join(self, name: str, local: Tensor, batch: int) -> DTensor:
-        """Return the DTensor of a result, of which `local` is this rank's part."""
+        """Return a result as a DTensor, from this rank's part and the size of the whole batch."""
         from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
         axes = Axes.of(name, local.dim(), packed=self.packed)
@@ -192,7 +193,7 @@ def _require_dtensor(name: str, x: object, q: object) -> None:
 
 
 def _kind(name: str, x: DTensor, i: int, *, packed: bool) -> str | None:
-    """Return which axis of q, k or v mesh dimension i shards: batch, heads or None."""
+    """Return the axis of a tensor that mesh dimension i shards: batch, heads or None."""
     from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: PLC0415
 
     placement = x.placements[i]
@@ -229,7 +230,7 @@ def _refuse_tokens(name: str, x: DTensor, placement: object) -> NoReturn:
 
 
 def _require_plain(given: dict[str, Any]) -> None:
-    """Raise for dropout, and for a bias: no placement describes its broadcast axes."""
+    """Raise for dropout, and for a bias: no placement describes the broadcast axes of a bias."""
     problem = ""
     if given.get("bias") is not None:
         problem = "bias must be None for DTensors, got a tensor"
@@ -276,7 +277,7 @@ def _run(
     args: Sequence[Any],
     kwargs: dict[str, Any] | None = None,
 ) -> tuple[DTensor, ...]:
-    """Call an operator on this rank's part of all tensors; autograd has already run."""
+    """Call an operator on this rank's part of all tensors. This runs below autograd."""
     schema = operator._schema  # noqa: SLF001 - no public equivalent
     named = zip((one.name for one in schema.arguments), args, strict=False)
     given = dict(named) | (kwargs or {})
