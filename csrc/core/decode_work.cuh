@@ -181,8 +181,8 @@ struct DecodeCursor {
     return position - (key_block - extent.first);
   }
   __device__ __forceinline__ int tile_end() const { return tile_begin() + extent.key_blocks(); }
-  // group_begin, group_end: the index of the first key block of the group of GROUP key blocks, and
-  // the index after its last one.
+  // group_begin, group_end: the index of the first key block of the cursor's group, and the index
+  // after its last one. Groups have GROUP key blocks.
   template <int GROUP = GROUP_BLOCKS>
   __device__ __forceinline__ int group_begin() const {
     return position - (key_block - max(key_block / GROUP * GROUP, extent.first));

@@ -114,7 +114,7 @@ struct DkdvCursor {
            slot_base(mask, layout, first, n + half) + head + i / PER_TILE;
   }
 
-  // Returns the address of the 16 bytes of the mask's arrays that give the item's codes; null for
+  // Returns the address of the 16 bytes of the mask's arrays that become DkdvItem::known; null for
   // bands.
   __device__ __forceinline__ const int4* known(const BwdParams& p, const DkdvWork& w) const {
     if (entries != nullptr) return entries + i / PER_TILE;
@@ -152,8 +152,8 @@ __device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w,
   return range.covers(key0, MASK_TILE) ? TILE_FULL : TILE_ROWS;
 }
 
-// Finds where the block's dS is stored and, for bands, which query tiles attend to its key tiles.
-// The chunk starts at key tile `first`.
+// Finds where the block's dS is stored and, for bands, which query tiles attend to the block's key
+// tiles. The chunk starts at key tile `first`.
 template <class Config>
 __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
                                            const DkdvBlock& block, const Mask& mask,

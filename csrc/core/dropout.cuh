@@ -49,7 +49,7 @@ __device__ __forceinline__ uint32_t sequence_head(const Params& p, int batch, in
   return batch * p.num_heads_kv * p.group + head;
 }
 
-// Replaces Philox counters by their random numbers.
+// Replaces Philox counters with their random numbers.
 template <int COUNT>
 __device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint32_t key0, uint32_t key1) {
 #pragma unroll
@@ -170,7 +170,7 @@ __device__ __forceinline__ void for_scores_kept(const DropoutParams& p, const Dr
   }
 }
 
-// Sets the elements of c whose weight is dropped to 0, and multiplies the others by `factor`.
+// Sets c to 0 where the weight is dropped, and multiplies the other elements by `factor`.
 template <bool TRANSPOSED = false, int MT, int NT>
 __device__ __forceinline__ void drop(Accumulator<MT, NT>& c, const DropoutParams& p,
                                      const DropoutPlace& at, float factor = 1.0f) {

@@ -1,4 +1,4 @@
-// The factor of dS before it is rounded to fp16; 1 for other dtypes. dP = dO @ V.T grows with
+// The factor that dS has when it is rounded to fp16; 1 for other dtypes. dP = dO @ V.T grows with
 // head_dim, dO and V. The largest fp16 number is 65504, so dS would overflow long before dQ and dK,
 // which sum softmax_scale * dS. A power of two is exact unless the result is subnormal. With 1 / 4
 // the gradients of a small dO (1e-3) are as accurate as torch's in fp16; with 1 / 8 they are not.

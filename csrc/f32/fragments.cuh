@@ -65,8 +65,8 @@ __device__ __forceinline__ void slices_done(const WarpPlace<Config>& warp) {
   if constexpr (Config::SPLIT > 1) barrier_sync(1 + warp.group, 32 * Config::SPLIT);
 }
 
-// Writes an ab result times factor. dst points at the warp's first row and column. Rows from
-// row_limit on and columns from `columns` on are not written.
+// Writes factor * c, where c is a result of Product::ab(). dst points at the warp's first row and
+// column. Rows from row_limit on and columns from `columns` on are not written.
 template <int MT, int OT>
 __device__ __forceinline__ void store_floats(const Accumulator<MT, OT>& c, float factor, float* dst,
                                              int64_t row_stride, int row_limit, int columns) {

@@ -1,6 +1,6 @@
 // The two products of the fp32 kernels, on a warp's fragments. If the target has TF32, tensor cores
 // compute each as three TF32 products of high and low parts. Otherwise, and for Ieee32, FFMA
-// computes them.
+// computes them. Below, g is lane / 4, and t is lane % 4.
 //
 //   abt   C += A @ B^T   A, B row-major in shared memory. C[m][n] is the d fragment of m16n8k8:
 //                        rows g and g + 8 of row tile m, columns 2t and 2t + 1 of column tile n.

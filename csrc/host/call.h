@@ -21,8 +21,8 @@ inline KernelKey make_key(Role role, Dtype dtype, const KernelSize& columns) {
   return {role, {static_cast<int>(dtype), columns.head_dim, columns.head_dim_v}};
 }
 
-// Returns the variant's compiled columns: of q and k, and of v and out. Kernels that use tensors of
-// only one of these widths have it in both fields.
+// Returns the columns for which the variant is compiled: those of q and k, and those of v and out.
+// Kernels that use tensors of only one of these widths have it in both fields.
 inline KernelSize size_of(const Variant& v) {
   return {v.values[HEAD_DIM_AXIS], v.values[HEAD_DIM_V_AXIS]};
 }

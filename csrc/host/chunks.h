@@ -17,7 +17,7 @@
 
 namespace flash_dist {
 
-// Most waves per key chunk: more waves balance no better.
+// Maximum number of waves per key chunk. More waves would not balance the load better.
 constexpr int64_t MOST_WAVES = 4;
 // Chunks with fewer query tiles would spend more time on loading and storing dK and dV than they
 // save by storing dS.
@@ -228,8 +228,8 @@ class ChunkPlanner : PlanGrid {
     return wanted;
   }
 
-  // Makes the chunk of key chunk i, query chunk j and query heads `member_chunk`, for cut.units
-  // units from `unit` on.
+  // Makes the chunk of key chunk i, query chunk j and part `member_chunk` of the query heads, for
+  // cut.units units from `unit` on.
   BwdChunk make_chunk(const BwdPlan& plan, const Cut& cut, int64_t unit, int64_t i,
                       int64_t member_chunk, int64_t j) const {
     BwdChunk chunk = whole_chunk(plan, unit, cut.units);

@@ -41,7 +41,7 @@ template <class Config>
 struct LatentQueries {
   uint32_t steps[Config::STEPS][4];
 
-  // Loads Q through sQ to registers. All threads must call this, after all of them have finished
+  // Loads Q into registers, through sQ. All threads must call this, after all of them have finished
   // reading sQ.
   __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at, uint32_t sQ,
                                        int part) {
