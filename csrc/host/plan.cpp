@@ -198,7 +198,7 @@ class Planner : PlanGrid {
     return sizeof(int) * (1 + heads * padded(shape_.seqlen_q) / DS_TILE);
   }
 
-  // The most units whose dQ and counters fit into `left` bytes.
+  // Returns the maximum number of units whose dQ and counters fit into `left` bytes.
   int64_t fitting_units(int64_t left) const {
     const int64_t counters = turn_bytes(0);
     const int64_t unit = dq_bytes(shape_.group) + turn_bytes(shape_.group) - counters;

@@ -29,8 +29,8 @@
 //
 // Splits and spilling may depend on the batch: a larger batch takes more of the budget and fills
 // the GPU better. Chunks do not change bits: each dQ is one sum over its keys in ascending order,
-// each dK and dV one sum over the heads and queries of its split. fp32 sums are carried from chunk
-// to chunk.
+// each dK and dV one sum over the heads and queries of its split. fp32 sums are kept between
+// chunks.
 //
 // The fused kernel sums dQ in dq_accum over blocks of keys, in descending order, or in ascending
 // order with first_keys_first. dq_accum holds dQ of all units, or of a chunk of as many units as
@@ -58,8 +58,8 @@
 //               4 * units * keys * (head_dim + head_dim_v), keys: of a key chunk if all its query
 //               chunks run in a row, otherwise seqlen_k
 //
-// with head_dim and head_dim_v as compiled, packed seqlen_q and seqlen_k the longest, and ds +
-// dq_accum + dq_turns + partial <= budget, if not batch-invariant.
+// head_dim and head_dim_v are the compiled sizes. seqlen_q and seqlen_k of packed calls are the
+// longest. Unless the plan is batch-invariant, ds + dq_accum + dq_turns + partial <= budget.
 #pragma once
 
 #include <cstdint>
@@ -85,7 +85,7 @@ struct BwdShape {
   int head_dim, head_dim_v;                            // columns of the compiled dK/dV kernel
   int columns_v;                                       // columns of v without padding
   bool aligned;     // queries cannot be cut: ALiBi, bias and dropout depend on a query's position
-  bool normalizes;  // fp32: the kernel that recomputes dQ runs first, and finds dK/dV's normalizers
+  bool normalizes;  // fp32: the kernel that recomputes dQ runs first and computes the normalizers
   MaskBand mask;
   const int* key_slots;  // MaskParams::key_slots in host memory; null: not known
   bool per_head;         // query heads have different masks
@@ -142,7 +142,7 @@ struct BwdPlan {
   int64_t dq_turns = 0;    // counters of the fused kernel
   int64_t dk_partial = 0;  // fp32 dK: partial sums of the splits, or sums kept between query chunks
   int64_t dv_partial = 0;
-  int64_t stripe_rows = 0;  // rows between the partial sums of two query splits
+  int64_t stripe_rows = 0;  // distance in rows between the partial sums of two query splits
   int64_t statistics = 0;   // lse, delta, normalizers; not limited by the budget
 
   // Number of partial sums of dK and dV.
