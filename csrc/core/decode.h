@@ -22,7 +22,7 @@ constexpr int GROUP_BLOCKS = 8;
 // Key blocks per softmax, and per group, of latent keys in tiles of 64 rows.
 constexpr int LATENT_SOFTMAX_BLOCKS = 16;
 constexpr int MOST_FEW_TILES = 64;  // P is stored only if a call has at most this many work tiles
-constexpr int PAGE_STEP = 16;       // keys that are contiguous in every cache
+constexpr int PAGE_STEP = 16;       // keys per contiguous run: page sizes are multiples of this
 
 // Locates the keys of each batch entry: rows [0, page) of cache entries. With block_table a cache
 // entry is a page. Without it, a cache entry holds all keys of a batch entry.
@@ -58,7 +58,7 @@ struct DecodeParams {
   ScoreParams scores;
   const float* sinks;  // see FwdParams::sinks
   // How the work is split. The host code fills in these fields.
-  int block_rows;      // rows of a work tile; row r: query r / group of head r % group
+  int block_rows;      // rows of a work tile; row r is query r / group, head r % group
   int row_tiles;       // ceil(group * seqlen_q / block_rows): maximum number of tiles per kv head
   int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
   int splits;          // number of splits of all key blocks; a thread block computes one split

@@ -266,7 +266,7 @@ struct CombinedTile {
 // are loaded, calls know(top, sum, slot): top and sum of the lane's group, and the slot of the
 // group's last partial, or -1 if the lane has no group. Then calls take(number, slot, ends,
 // columns) with the combined columns of several slots from `slot` on. Columns whose bit in `ends`
-// is set belong to a complete group. `number` is the index of the first of these complete groups.
+// is set are those of a complete group. `number` is the index of the first of these groups.
 template <class Config, int WIDTH, class Know, class Take>
 __device__ __forceinline__ int combine_groups(const DecodeParams& p, CombineSlots& slots,
                                               GroupPartials own, int row, const float* columns,

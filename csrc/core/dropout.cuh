@@ -7,15 +7,15 @@
 // weights. A weight is kept if its 16 bits are below the threshold.
 //
 //   key      seed
-//   counter  {query / 16 * 8 + query % 8, key / 16 * 4 + key % 8 / 2, batch * num_heads_q + head, offset}
-//   word     key / 8 % 2 * 2 + query / 8 % 2; its lower half for even keys
+//   counter  {query / 16 * 8 + query % 8, key / 16 * 4 + key % 8 / 2, sequence_head, offset}
+//   word     key / 8 % 2 * 2 + query / 8 % 2; its lower half for even keys, else its upper half
 //
 // The 8 weights are queries {q, q + 8} x keys {k, k + 1, k + 8, k + 9}: those that one lane has in
 // the fragments of 16 x 16 scores S. In the fragments of S^T a lane has {k, k + 8} x {q, q + 1, q +
 // 8, q + 9}: half of the weights of two 128-bit numbers. The lane of key k ^ 1 has the other
 // halves. Each of the two lanes computes one number, and they exchange halves. So a kernel computes
-// 1/8 number per weight, or 1/4 with tiles of only 8 keys or queries. S^T also takes 1/4 shuffle
-// per weight.
+// 1/8 of a number per weight, or 1/4 with tiles of only 8 keys or queries. S^T also takes 1/4 of a
+// shuffle per weight.
 #pragma once
 
 #include "core/accumulator.cuh"

@@ -218,7 +218,7 @@ struct BwdParams {
   int unit_begin, units;
   int key_begin, key_end;  // multiples of the key tile; key_end may also be seqlen_k
   int group_split;
-  int dq_first, dq_last;  // first key chunk: starts dq_accum; last key chunk: writes dq
+  int dq_first, dq_last;  // 1 in the first key chunk (starts dq_accum) and the last (writes dq)
   int heads_together;     // the `width` of core/schedule.cuh
   float softmax_scale;
   Packing packing;
@@ -232,7 +232,7 @@ struct BwdParams {
   ScoreParams scores;
   SumRows sum_rows;
   int member_begin, members;  // the chunk's query heads of each group split: first one, number
-  int sums_first, sums_last;  // first query chunk: starts dK, dV; last query chunk: writes them
+  int sums_first, sums_last;  // 1 in the first query chunk (starts sums) and the last (writes)
   bool batch_invariant;       // results must not depend on the other sequences of the batch
   bool first_keys_first;      // blocks add to dQ in ascending key order; never for lists of tiles
   bool stores_ds;             // the dK/dV kernel may store dS

@@ -22,7 +22,7 @@ struct WarpPlace {
   __device__ __forceinline__ int column0() const { return slice * Config::SLICE; }
 };
 
-// Adds the partial abt results of the SPLIT slices: first pairs of slices, then the pairs' sums.
+// Adds the SPLIT slices' results of Product::abt(): first pairs of slices, then the pairs' sums.
 // The order of a score's sum is the same for any SPLIT and tile (see product.cuh). `exchange` is
 // shared memory with room for all groups of SPLIT warps. Call slices_done() between two calls if no
 // block barrier separates them.

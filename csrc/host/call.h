@@ -1,4 +1,4 @@
-// Makes the keys of a call's kernels, reads the workspace budget, and allocates workspace.
+// Makes the KernelKey of a call's kernels, reads the workspace budget, and allocates workspace.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ inline int64_t read_budget(int64_t budget) {
   return megabytes << 20;
 }
 
-constexpr int64_t ALIGNMENT = 256;  // of the workspace and of its parts, in bytes
+constexpr int64_t ALIGNMENT = 256;  // bytes; the workspace and its parts start at multiples of it
 
 inline int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 

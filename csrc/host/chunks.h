@@ -167,9 +167,9 @@ class ChunkPlanner : PlanGrid {
     return std::max<int64_t>(to - from, 0);
   }
 
-  // Estimated time of `alike` blocks of each length, if `resident` blocks run at a time and the
-  // longest start first: the longest series of blocks that run one after the other, but at least
-  // the average load.
+  // Estimated time of `alike` blocks of each length. `resident` blocks run at a time, the longest
+  // first. Returns the time of the longest series of blocks that run one after the other, but at
+  // least the average load.
   static int64_t longest_sum(std::vector<int64_t>& lengths, int64_t alike, int64_t resident) {
     std::sort(lengths.begin(), lengths.end(), std::greater<int64_t>());
     int64_t total = 0, longest = 0, blocks = 0;

@@ -7,7 +7,7 @@ namespace flash_dist {
 
 // A third split per multiprocessor is not faster.
 constexpr int SPLITS_PER_SM = 2;
-// choose_splits() leaves out fewer than one in this many splits.
+// choose_splits() reduces the number of splits by less than 1 / IDLE_SPLITS.
 constexpr int IDLE_SPLITS = 16;
 
 // Returns the number of splits: one per resident block, but at most SPLITS_PER_SM per

@@ -222,8 +222,8 @@ int64_t workspace_bytes(const BwdPlan& plan) {
          aligned(plan.dq_turns) + aligned(plan.dk_partial) + aligned(plan.dv_partial);
 }
 
-// With at most this many waves of blocks, the first wave's waits for semaphores take a noticeable
-// share of the time.
+// With at most this many waves of blocks, waiting for semaphores in the first wave takes a
+// noticeable share of the time.
 constexpr int64_t FEW_ROUNDS = 4;
 
 // Dtypes FP32 and IEEE32 share the kernels without matrix products.

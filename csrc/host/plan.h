@@ -97,7 +97,7 @@ struct BwdKernels {
   int blocks_per_sm;  // resident blocks of that kernel per multiprocessor
   int dq_rows;        // queries per block of the dQ = dS @ K kernel; 0: dS cannot be stored
   int dq_blocks_per_sm;
-  int cluster = 1;  // blocks of the dK/dV kernel that share keys
+  int cluster = 1;  // number of blocks of the dK/dV kernel that share the same keys
   // True if the fields of the dK/dV kernel, here and in BwdShape, describe the fused kernel. If the
   // plan is not `fused`, the caller must plan again with the fields of the dK/dV kernel itself.
   bool fused = false;

@@ -144,8 +144,8 @@ class SplitPlanner : PlanGrid {
     return lengths;
   }
 
-  // True if one half of the keys has more than 1.25 times as many dS tiles as the other half.
-  // ascending: true if this is the second half; otherwise, if it is the first half.
+  // Compares the dS tiles of the two halves of the keys. True if the second half (if ascending) or
+  // the first half (otherwise) has more than 1.25 times as many as the other half.
   bool grows(bool ascending) const {
     const int half = key_steps_ / 2;
     const int64_t first = slots(0, half), second = slots(key_steps_ - half, key_steps_);

@@ -160,7 +160,7 @@ __device__ __forceinline__ void store_staged(uint32_t tile, int lane, uint16_t* 
   }
 }
 
-// Stores whole rows of a warp's accumulator. They go through rows of a tile of this warp only.
+// Stores whole rows of a warp's accumulator, by way of rows of a tile that no other warp uses.
 template <class Target, class T, int HEAD_DIM, int MT>
 __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& c,
                                            uint32_t warp_tile, uint16_t* dst, int64_t row_stride,

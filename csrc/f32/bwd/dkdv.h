@@ -9,7 +9,7 @@
 //           columns and owns that slice of dK and dV. P^T and dS^T stay in registers.
 // Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse, delta and the
 //           normalizers (of dq_recompute.h), the slices' partial sums of S^T or dP^T.
-// Pipeline  the query tiles of every query head of the split, in ascending order, which is the
+// Pipeline  The query tiles of every query head of the split, in ascending order, which is the
 //           order of summation.
 #pragma once
 

@@ -28,7 +28,7 @@ struct DkdvConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int ROW_TILES = ROWS / 16;
   static constexpr int QUERIES = SUB_M / SPLIT;  // columns of a warp's S^T
   // True if matrix products are unrolled fully: 5 % faster on an H200 at head_dim 128. At head_dim
-  // 64 full unrolling would spill 8 to 20 bytes.
+  // 64, full unrolling would spill 8 to 20 bytes.
   static constexpr bool WHOLE = Target::HAS_CP_ASYNC && HEAD_DIM == 128 && !DROPS;
   static constexpr int UNROLL_S = WHOLE ? 8 : DROPS ? 2 : STEPS_AHEAD<Target>;
   static constexpr int UNROLL_DP = WHOLE ? 8 : 2;

@@ -16,7 +16,7 @@
 
 namespace flash_dist {
 
-// The warp's keys: ROWS keys from row0 of the block on, shared by a team of SPLIT warps.
+// The warp's keys: ROWS keys, from key row0 of the block on, shared by a team of SPLIT warps.
 template <class Config>
 struct DkdvWarp {
   int lane, number;
