@@ -3,12 +3,12 @@
 // drop the same weights.
 //
 // Philox4x32-7 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011: 7 rounds pass
-// all of BigCrush) computes a 128-bit number from a key and a counter: 16 bits for each of 8
+// all of BigCrush) computes a 128-bit number from a Philox key and a counter: 16 bits for each of 8
 // weights. A weight is kept if its 16 bits are below the threshold.
 //
-//   key      seed
-//   counter  {query / 16 * 8 + query % 8, key / 16 * 4 + key % 8 / 2, sequence_head, offset}
-//   word     key / 8 % 2 * 2 + query / 8 % 2; its lower half for even keys, else its upper half
+//   Philox key  seed
+//   counter     {query / 16 * 8 + query % 8, key / 16 * 4 + key % 8 / 2, sequence_head, offset}
+//   word        key / 8 % 2 * 2 + query / 8 % 2; its lower half for even keys, else its upper half
 //
 // The 8 weights are queries {q, q + 8} x keys {k, k + 1, k + 8, k + 9}: those that one lane has in
 // the fragments of 16 x 16 scores S. In the fragments of S^T a lane has {k, k + 8} x {q, q + 1, q +

@@ -1,4 +1,4 @@
-// The layout of the spilled dS in memory. dS^T of one query head is split into 64x64 tiles (key
+// The layout of the stored dS in memory. dS^T of one query head is split into 64x64 tiles (key
 // tile n, query tile m). Every tile with visible scores has a slot; most fully masked tiles of
 // causal masks and two-sided windows have none. Slots are ordered by key tile, then by query tile.
 // A tile is 4 x 4 blocks of 16 keys by 16 queries. A block is stored as the A fragment of mma

@@ -199,14 +199,14 @@ struct DeltaParams {
 
 // One chunk of the backward: the units [unit_begin, unit_begin + units), which are (batch, kv head)
 // pairs, and the keys [key_begin, key_end) of each unit. A chunk that is also limited to some
-// queries is a query chunk: it has only some query heads of each group split, and seqlen_q and all
+// queries is a query chunk: it has some query heads of each group split, and seqlen_q and all
 // pointers to query rows are those of the chunk. Other chunks have all query heads of each unit.
 struct BwdParams {
   View q, k, v, dout;
   View dq, dk, dv;
   const float* lse_log2;  // [batch * num_heads_q, rows_padded], packed: [num_heads_q, rows_padded]
   const float* delta;
-  void* ds;           // spilled dS tiles of this chunk, see core/ds_layout.h; null: not stored
+  void* ds;           // stored dS tiles of this chunk, see core/ds_layout.h; null: not stored
   float* dq_accum;    // sums of dQ [units, group, seqlen_q padded to 128, head_dim]; null: not kept
   float* dk_partial;  // [rows as in sum_rows, head_dim]; null: no partial sums
   float* dv_partial;  // like dk_partial, but head_dim_v columns
@@ -218,7 +218,7 @@ struct BwdParams {
   int unit_begin, units;
   int key_begin, key_end;  // multiples of the key tile; key_end may also be seqlen_k
   int group_split;
-  int dq_first, dq_last;  // 1 in the first key chunk (starts dq_accum) and the last (writes dq)
+  int dq_first, dq_last;  // 1 in the first key chunk; 1 in the last key chunk, which writes dq
   int heads_together;     // the `width` of core/schedule.cuh
   float softmax_scale;
   Packing packing;
@@ -232,7 +232,7 @@ struct BwdParams {
   ScoreParams scores;
   SumRows sum_rows;
   int member_begin, members;  // the chunk's query heads of each group split: first one, number
-  int sums_first, sums_last;  // 1 in the first query chunk (starts sums) and the last (writes)
+  int sums_first, sums_last;  // 1 in the first query chunk; 1 in the last, which writes dk, dv
   bool batch_invariant;       // results must not depend on the other sequences of the batch
   bool first_keys_first;      // blocks add to dQ in ascending key order; never for lists of tiles
   bool stores_ds;             // the dK/dV kernel may store dS

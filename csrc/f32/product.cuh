@@ -8,7 +8,7 @@
 //
 // NOTE: forward, dQ and dK/dV all compute S. With large scores P depends on the last bits of S, and
 // lse, out and delta of one kernel must match the P of another. So all of them sum a score in the
-// same order, whatever their tiles: blocks of SUM_COLUMNS columns first, then the blocks in pairs
+// same order for any tile size: blocks of SUM_COLUMNS columns first, then the blocks in pairs
 // (scores() adds two, sum_slices() of fragments.cuh more). Products with the low part of a query
 // come before those with the low part of a key; QUERIES says which operand has the queries.
 //

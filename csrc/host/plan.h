@@ -43,7 +43,7 @@
 // last keys to the first. The cost: without a fused kernel, the backward takes seven matrix
 // products instead of five, and few kv heads leave multiprocessors idle.
 //
-// Memory of a call besides inputs and gradients, each term rounded up to 256 bytes:
+// Memory of a call in addition to inputs and gradients, each term rounded up to 256 bytes:
 //
 //   statistics  0 if whole, else 8 * num_heads_q * rows, rows = batch * up(seqlen_q),
 //               packed: up(total_q + 128 * batch), with up() the next multiple of 128;
@@ -137,7 +137,7 @@ struct BwdPlan {
   std::vector<BwdStep> steps;
   int64_t ds_tiles_per_head = 0;  // largest value of all chunks
   // Bytes, except stripe_rows:
-  int64_t ds = 0;          // spilled dS of the largest chunk
+  int64_t ds = 0;          // stored dS of the largest chunk
   int64_t dq_accum = 0;    // fp32 sums of dQ: kept between key chunks, or of a fused chunk
   int64_t dq_turns = 0;    // counters of the fused kernel
   int64_t dk_partial = 0;  // fp32 dK: partial sums of the splits, or sums kept between query chunks

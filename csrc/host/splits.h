@@ -72,8 +72,8 @@ class SplitPlanner : PlanGrid {
   // True if dQ is summed from the first keys to the last, which starts the longest blocks first if
   // more queries attend to the first keys than to the last. All blocks then start with the last
   // queries and wait for each other there; several query heads per kv head hide these waits. NOTE:
-  // false for packed sequences: the longest length depends on the batch, and a sequence must get
-  // the same bits as when it is alone.
+  // false for packed sequences: the longest length depends on the batch, and the bits of a sequence
+  // must not depend on the other sequences.
   bool first_keys_come_first() const {
     if (!knows_lengths() || shape_.mask.kind == MaskKind::TILES || shape_.per_head) return false;
     if (!grows(false)) return false;

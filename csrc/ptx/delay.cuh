@@ -7,7 +7,7 @@
 namespace flash_dist {
 
 // Does nothing, unless the kernels are compiled with FLASH_DIST_DELAYS (docs/debugging.md). Then
-// this warp sleeps: mostly for less than a microsecond, rarely for up to 33 microseconds, which is
+// this warp sleeps: mostly for less than a microsecond, rarely for tens of microseconds, which is
 // much longer than a matrix product takes.
 //
 // NOTE: delay() has no branch, so that the surrounding code stays the same. All lanes sleep equally
