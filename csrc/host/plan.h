@@ -27,10 +27,10 @@
 // the least estimated time. It does not cut queries of packed sequences, of masks with arrays, or
 // of calls with ALiBi, bias or dropout.
 //
-// Splits and spilling may depend on the batch: a larger batch takes more of the budget and fills
-// the GPU better. Chunks do not change bits: each dQ is one sum over its keys in ascending order,
-// each dK and dV one sum over the heads and queries of its split. fp32 sums are kept between
-// chunks.
+// Splits, and whether dS is stored, may depend on the batch: a larger batch takes more of the
+// budget and fills the GPU better. Chunks do not change bits: each dQ is one sum over its keys in
+// ascending order, each dK and dV one sum over the heads and queries of its split. fp32 sums are
+// kept between chunks.
 //
 // The fused kernel sums dQ in dq_accum over blocks of keys, in descending order, or in ascending
 // order with first_keys_first. dq_accum holds dQ of all units, or of a chunk of as many units as
