@@ -80,8 +80,8 @@ __device__ __forceinline__ int code_of_tile(const Mask& mask, int row0, int key0
   return TILE_EMPTY;
 }
 
-// multiply(c, a, row0, b) of Products, the family's matrix product, adds A @ B^T to c. A: 16 rows,
-// from row0 on, of the tile at address a. B: the tile at address b. Both have COLUMNS columns.
+// multiply(c, a, row0, b) of Products, the family's matrix product, adds A @ B^T to c. A: this
+// warp's rows, from row0 on, of the tile at address a. B: the tile at b. Both have COLUMNS columns.
 template <class Config, class Products>
 struct BiasGradient {
   using T = typename Config::T;
@@ -126,8 +126,8 @@ struct BiasGradient {
            mask.band_end(min(row0 + BIAS_TILE, sequence.seqlen_q) - 1) > key0;
   }
 
-  // Sets `first` to the first visit and returns the number of visits. Counts only visible packed
-  // documents. Returns 0 if all visits have the same mask and it masks the whole tile.
+  // Sets `first` to the first visit and returns the number of visits. Of packed documents, counts
+  // only the visible ones. Returns 0 if all visits have the same mask and it masks the whole tile.
   __device__ __forceinline__ int count_visits(int& first) const {
     first = block.part.first;
     if (!is_packed()) {

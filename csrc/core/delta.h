@@ -1,5 +1,5 @@
-// Row statistics of the backward: DS_SCALE * (rowsum(dout * out) - dlse) as delta, and lse in base
-// 2. lse is +inf for padding rows and rows without a key, so that exp2(s - lse) is 0 there.
+// Row statistics of the backward: delta = DS_SCALE * (rowsum(dout * out) - dlse), and lse in
+// base 2. lse is +inf for padding rows and rows without a key, so that exp2(s - lse) is 0 there.
 //
 // Grid      x = query head (fastest: heads are adjacent in memory), tile of rows, batch entry. The
 //           number of rows is padded to a multiple of STATISTICS_ALIGNMENT.
