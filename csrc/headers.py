@@ -28,7 +28,7 @@ WGMMA_COLUMNS: Final = (
 
 
 def headers() -> dict[str, str]:
-    """Return the text of each header by its name."""
+    """Return a map from the name of each header to its text."""
     return {
         "wgmma_shapes.h": render_wgmma_shapes(),
         "mask_layout.h": render_mask_layout(load_layout()),
@@ -82,7 +82,7 @@ def load_layout(path: Path = LAYOUT) -> dict[str, Any]:
 
 
 def render_mask_layout(layout: dict[str, Any]) -> str:
-    """Return the header with the mask layout's constants, and checks that core/params.h agrees."""
+    """Return the header with the mask layout's constants, and asserts that core/params.h agrees."""
 
     def enum(name: str, values: Sequence[str]) -> str:
         listed = "".join(f"  {value.upper()},\n" for value in values)

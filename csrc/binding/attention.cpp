@@ -379,16 +379,16 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, float dropout_p=0.0, Tensor? "
       "rng_state=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
   // Returns partial sums [splits, batch, heads, queries, keys] in fp32, or the gradient itself in
-  // the dtype of the bias. The caller sums them over splits, and over the axes along which the bias
-  // is broadcast. A broadcast query or key axis has one sum per tile.
+  // the dtype of the bias. The caller adds partial sums over splits, and over a broadcast query or
+  // key axis, which has one sum per tile of 64.
   m.def(
       "attention_bias_parts(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, int[] mask, float softmax_scale, bool ieee, Tensor? "
       "alibi_slopes, Tensor bias, int splits, float dropout_p=0.0, Tensor? rng_state=None, Tensor? "
       "cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt "
       "max_seqlen_k=0) -> Tensor");
-  // Operators for eager calls without gradient and without score modification. They have no
-  // autograd formula. The mask's integers are in one CPU tensor, because int[] takes torch longer.
+  // Operators without an autograd formula, for eager calls without score modification. The mask's
+  // integers are in one CPU tensor, because passing an int[] takes torch longer.
   m.def(
       "attention_no_grad(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float "
       "softmax_scale, bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int "

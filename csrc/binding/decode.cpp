@@ -150,7 +150,7 @@ DecodeParams read_params(const Arguments& a, Sizes& s) {
                   ", got ", columns);
   s.head_dim_v = to_int(columns, "head_dim_v");
   set_sizes(p, s);
-  // For sequences of the largest lengths, make_band() changes only sides that mask nothing anyway.
+  // With the largest sequence lengths, make_band() changes only sides that mask nothing anyway.
   const MaskBand band = make_band(a.left, a.right, true, INT32_MAX, INT32_MAX);
   p.left = band.left;
   p.right = band.right;

@@ -24,7 +24,7 @@ inline MaskParams read_band(Ints ints, const Sizes& s) {
   return mask;
 }
 
-// The arrays in mask_data. The mask's integers hold their offsets.
+// The arrays in mask_data. The mask's integers include the offset of each array.
 class MaskArrays {
  public:
   MaskArrays(Ints ints, const Tensor& data) : ints_(ints), data_(data) {}

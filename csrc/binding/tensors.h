@@ -137,8 +137,8 @@ inline bool has_own_rows(const Tensor& t, bool packed) {
   return true;
 }
 
-// Returns t, or a copy if some kernel cannot read t. Callers cannot avoid the copy: autograd chooses
-// the layout of gradients (expanded or sliced), and Inductor chooses addresses in compiled graphs.
+// Returns t, or a copy if some kernel cannot read t. Callers cannot avoid the copy: autograd sets
+// the layout of gradients (expanded or sliced), and Inductor sets addresses in compiled graphs.
 inline Tensor make_readable(const Tensor& t, bool packed) {
   return is_loadable(t) && has_own_rows(t, packed) ? t : copy(t);
 }
@@ -254,7 +254,7 @@ inline BiasParams read_bias(const Scores& scores, const Tensor& q, const Sizes& 
   return p;
 }
 
-// The dropout of a call: the last arguments of the operator schemas.
+// The dropout of a call, with the types of the operator schemas.
 struct Dropout {
   double p = 0.0;
   MaybeTensor rng_state;  // [2] seed and offset

@@ -5,7 +5,7 @@
 
 namespace flash_dist {
 
-// x[m][n]: the d fragment of mma m16n8 (ptx/mma.cuh) of row tile m and column tile n.
+// x[m][n]: row tile m and column tile n, laid out as the d fragment of mma m16n8 (ptx/mma.cuh).
 template <int MT, int NT>
 struct Accumulator {
   float x[MT][NT][4];
@@ -38,7 +38,7 @@ struct Accumulator {
   }
 };
 
-// Rounds columns 16 * k16 to 16 * k16 + 15 of an accumulator to the A operand of the next product.
+// Rounds columns [16 * k16, 16 * k16 + 16) of c to T. a becomes the A operand of the next product.
 template <class Target, class T, int MT, int NT>
 __device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumulator<MT, NT>& c,
                                              int k16) {

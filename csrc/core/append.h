@@ -1,6 +1,6 @@
 // Appends new keys and values to a cache, and applies rotary embeddings to keys and queries.
 //
-// Grid      x = rows of k, then of v, then of q.
+// Grid      x = blocks of BLOCK_ROWS rows: the rows of k, then of v, then of q.
 // Block     LANES threads share a row, 8 columns each.
 #pragma once
 
@@ -42,8 +42,8 @@ __device__ __forceinline__ uint16_t* row_of(const View& view, int batch, int row
   return head_begin(view, batch, head, 0) + row * view.row;
 }
 
-// Returns 8 columns of a row. Rotates columns below rotary_dim by the angles of `position`. A pair
-// is columns 2j and 2j + 1 if interleaved, else columns j and j + rotary_dim / 2.
+// Returns 8 columns of a row, from `column` on. Rotates pairs of columns below rotary_dim by the
+// angles of `position`: columns 2j and 2j + 1 if interleaved, else j and j + rotary_dim / 2.
 template <class Target, class T>
 __device__ __forceinline__ uint4 rotate(const AppendParams& p, const uint16_t* row, int column,
                                         int position) {

@@ -1,6 +1,6 @@
 // The kernel arguments that the planner of the backward needs: the part of a mask that needs no
-// arrays, and the rows of partial sums. This file includes no CUDA header, so any C++ compiler can
-// compile it.
+// arrays, and the location of the sums of dK and dV. This file includes no CUDA header, so any C++
+// compiler can compile it.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ constexpr int MASK_TILE = 64;       // number of queries, and of keys, per tile 
 
 struct MaskBand {
   MaskKind kind;
-  int left, right;   // BAND: sides of the band
-  int bottom_right;  // BAND: 1: shift = seqlen_k - seqlen_q; 0: shift = 0
+  int left, right;   // for BAND: keys to the left and right of the diagonal; UNBOUNDED: no limit
+  int bottom_right;  // for BAND; 1: shift = seqlen_k - seqlen_q; 0: shift = 0
 };
 
 // Makes a band of `left` and `right` keys around the diagonal; -1 is unlimited. A side that masks
@@ -40,7 +40,7 @@ inline MaskBand make_band(int64_t left, int64_t right, bool bottom_right, int se
           side(right, (bottom_right ? seqlen_q : seqlen_k) - int64_t{1}), bottom_right};
 }
 
-// True if every key is visible to every query. All blocks then take equally long.
+// True if every key is visible to every query and `packed` is false: all blocks take equally long.
 template <class Mask>  // MaskBand or MaskParams
 FLASH_DIST_HOST_DEVICE bool is_even(const Mask& mask, bool packed) {
   return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
@@ -51,7 +51,7 @@ FLASH_DIST_HOST_DEVICE bool is_even(const Mask& mask, bool packed) {
 // sums kept between query chunks. A unit is a (batch, kv head) pair.
 struct SumRows {
   int64_t first;        // row of key 0 of the chunk's first unit in split 0
-  int64_t split, unit;  // rows from one group split to the next, and from one unit to the next
+  int64_t split, unit;  // distance in rows between group splits, and between units
 };
 
 }  // namespace flash_dist

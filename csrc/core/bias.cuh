@@ -10,7 +10,7 @@
 
 namespace flash_dist {
 
-// The lowest finite fp16 number, which masks for 16-bit dtypes use instead of -inf.
+// The lowest finite fp16 number. Additive masks in fp16 often use it instead of -inf.
 constexpr float MASKED = -65504.0f;
 
 // AddBias: for fp32, adds the bias after the score modification. BeginWithBias: for 16-bit dtypes,

@@ -29,7 +29,7 @@ template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int P
 struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool DROPS = DROPS_;
   static constexpr int BLOCK_M = BIAS_TILE, BLOCK_N = BIAS_TILE;
-  static constexpr int COLUMNS = 64;  // columns of the head_dim per step
+  static constexpr int COLUMNS = 64;  // columns of Q and K, or of dO and V, per step
   static constexpr int STAGES = 2;
   static_assert(Plan::WARPS * 16 == BLOCK_M && BIAS_TILE == MASK_TILE);
 
@@ -44,7 +44,7 @@ struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// A block's tile of the bias, and its visits.
+// The tile of the bias that a block computes, and the block's visits.
 struct BiasBlock {
   int key_tile, query_tile;
   BiasPart part;
@@ -57,7 +57,7 @@ struct BiasBlock {
   }
 };
 
-// Returns the mask's code of the score tile at row0 and key0.
+// Returns the mask's code, such as TILE_FULL, for the score tile at row0 and key0.
 __device__ __forceinline__ int code_of_tile(const Mask& mask, int row0, int key0) {
   if (!mask.is_list()) {
     const KeyRange range = mask.range(row0, MASK_TILE);
@@ -80,8 +80,8 @@ __device__ __forceinline__ int code_of_tile(const Mask& mask, int row0, int key0
   return TILE_EMPTY;
 }
 
-// Products is the kernel family's matrix product. multiply(c, a, b) adds A @ B^T over COLUMNS
-// columns: the warp's rows of A at address a, the block's rows of B at address b.
+// multiply(c, a, row0, b) of Products, the family's matrix product, adds A @ B^T to c. A: this
+// warp's rows, from row0 on, of the tile at address a. B: the tile at b. Both have COLUMNS columns.
 template <class Config, class Products>
 struct BiasGradient {
   using T = typename Config::T;
@@ -117,7 +117,7 @@ struct BiasGradient {
 
   __device__ __forceinline__ bool is_packed() const { return p.packing.cu_seqlens_q != nullptr; }
 
-  // Returns whether a packed document, whose mask is a band, has visible scores in the tile.
+  // Returns whether visit `number` of a packed call has visible scores. The mask is a band.
   __device__ __forceinline__ bool is_visible(int number) const {
     const BiasVisit visit(params, block.part, number);
     const Sequence sequence(p, visit.batch);
@@ -126,8 +126,8 @@ struct BiasGradient {
            mask.band_end(min(row0 + BIAS_TILE, sequence.seqlen_q) - 1) > key0;
   }
 
-  // Finds the first visit, and returns the number of visits: 0 if all have the same mask and it
-  // masks the whole tile.
+  // Sets `first` to the first visit and returns the number of visits. Of packed documents, counts
+  // only the visible ones. Returns 0 if all visits have the same mask and it masks the whole tile.
   __device__ __forceinline__ int count_visits(int& first) const {
     first = block.part.first;
     if (!is_packed()) {
@@ -224,7 +224,7 @@ struct BiasGradient {
   }
 
   // Writes partial sums of dBias, [splits, batches, heads, queries, keys]. If the bias is broadcast
-  // along queries or keys, this axis has one sum per tile.
+  // along queries or keys, that axis has one sum per tile.
   __device__ __forceinline__ void store(Scores& sum, float* shared) const {
     const int lane = threadIdx.x % 32;
     const int keys = params.sums_keys ? params.key_tiles : p.seqlen_k;
@@ -279,7 +279,7 @@ struct BiasGradient {
     add_bias<T, false, Put, !Config::DROPS>(s, p.bias, place, sequence.seqlen_q, sequence.seqlen_k);
   }
 
-  // Sums each row over its keys into the lane's first element of the row; sets the others to 0.
+  // Sums each row over its keys. Each lane gets the sum in the row's first element, 0 elsewhere.
   __device__ __forceinline__ static void sum_keys(Scores& sum) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

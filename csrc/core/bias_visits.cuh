@@ -5,7 +5,7 @@
 
 namespace flash_dist {
 
-// A head and batch entry of a bias, and some of the visits that share them.
+// A head and batch entry of a bias, and one split of the visits that share them.
 struct BiasPart {
   int head, batch;  // position in the bias
   int index;        // index of (split, batch entry, head)

@@ -9,8 +9,8 @@
 
 namespace flash_dist {
 
-// The key blocks of a block of queries, BLOCK_N keys each: a range, or parts of a list of 64-key
-// tiles. Key blocks have the indices [begin, end); those in [full_begin, full_end) need no mask.
+// The key blocks, BLOCK_N keys each, that a block of queries visits: a range, or parts of a list of
+// 64-key tiles. Their indices are [begin, end). Blocks in [full_begin, full_end) need no mask.
 template <int BLOCK_M, int BLOCK_N>
 struct KeyBlockIterator {
   static_assert(MASK_TILE % BLOCK_N == 0 && (BLOCK_M <= MASK_TILE || BLOCK_M == 2 * MASK_TILE));
@@ -52,8 +52,8 @@ struct KeyBlockIterator {
   }
 };
 
-// The query tiles of a block of keys for one query head, 64 queries each: a range, or entries of a
-// list.
+// The query tiles, 64 queries each, that a block of keys visits for one query head: a range, or
+// entries of a list.
 template <int BLOCK_N>
 struct QueryBlockIterator {
   static constexpr bool PAIRS = BLOCK_N > MASK_TILE;
@@ -101,8 +101,8 @@ __device__ __forceinline__ DsLayout ds_layout(const BwdParams& p, const Sequence
                   p.seqlen_q);
 }
 
-// Returns the slot of key tile n and query tile 0, which may not exist. Add m for the slot of query
-// tile m. Slots count from key tile `first`. For masks of kind BAND and ROWS.
+// Returns the base of key tile n's dS slots: base + m is the slot of query tile m. Query tile 0 may
+// have no slot. Slots count from key tile `first`. For masks of kind BAND and ROWS.
 __device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layout, int first,
                                          int n) {
   const MaskParams& p = mask.p;
@@ -119,8 +119,8 @@ __device__ __forceinline__ int4 band_tiles(const Mask& mask, const DsLayout& lay
   if (key0 >= mask.seqlen_k) return {0, 0, 0, 0};
   int4 tiles{layout.query_begin(n), layout.query_end(n), 0, 0};
   if (key0 + MASK_TILE > mask.seqlen_k) return tiles;
-  // All keys of the tile are visible to the queries from the first one that attends to the tile's
-  // last key to the last one that attends to its first key.
+  // The queries that attend to all keys of the tile begin with the first query that attends to the
+  // tile's last key, and end with the last query that attends to the tile's first key.
   const MaskParams& p = mask.p;
   const int first = p.right < UNBOUNDED ? key0 + MASK_TILE - 1 - mask.shift() - p.right : 0;
   tiles.z = max(first + MASK_TILE - 1, 0) / MASK_TILE;
@@ -131,8 +131,8 @@ __device__ __forceinline__ int4 band_tiles(const Mask& mask, const DsLayout& lay
   return tiles;
 }
 
-// The spilled dS tiles that a block of the dQ kernel multiplies with K, one per key tile of the
-// chunk that is visible to its queries: a range, or entries of a list.
+// The stored dS tiles that a block of the dQ kernel multiplies by K: one for each key tile of the
+// chunk that is visible to the block's queries. They are a range, or entries of a list.
 template <int BLOCK_M>
 struct DsBlockIterator {
   static constexpr bool PAIRS = BLOCK_M > MASK_TILE;

@@ -1,4 +1,4 @@
-// The grids of the kernels, and the work tile of a block, which is found from the block's number.
+// The grids of the kernels, and the mapping from the number of a block to its work tile.
 #pragma once
 
 #include <type_traits>
@@ -9,8 +9,8 @@
 
 namespace flash_dist {
 
-// The query tile, head and batch entry of a block. A head's causal tiles are in order of length,
-// longest first.
+// The query tile, head and batch entry of a block. The last query tile of a head comes first,
+// because it has the most keys under a causal mask.
 struct FwdBlock {
   int row0, batch, head, head_kv;
   int head_in_group;  // index of `head` among the query heads of head_kv
@@ -74,7 +74,7 @@ struct DkdvBlock {
   }
 };
 
-// Returns the row of the fp32 sums of dK and dV for the block's key 0.
+// Returns the row of the fp32 sums of dK and dV for key 0 of the block's unit and splits.
 __device__ __forceinline__ int64_t first_sum_row(const BwdParams& p, const DkdvBlock& block) {
   return p.sum_rows.first + block.split * p.sum_rows.split + block.unit * p.sum_rows.unit +
          block.query_split * p.stripe_rows;
@@ -112,8 +112,8 @@ struct ThisBlock {
   __device__ __forceinline__ operator int() const { return fresh_block(); }
 };
 
-// The query tile and head of a block of the dQ kernels. A head's causal tiles are in order of
-// length, longest first. number: the number of the block.
+// The query tile and head of block `number` of the dQ kernels. The last query tile of a head comes
+// first, because it has the most keys under a causal mask.
 struct DqBlock {
   int row0;
   int head;  // index among the chunk's query heads, ordered by unit, then group split, then head

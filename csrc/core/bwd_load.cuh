@@ -154,9 +154,9 @@ struct QueryCopies {
   OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM_V> copy_dout;
   StatCopy<typename Config::Target, Config::BLOCK_M> copy_stats;
 
-  // Starts the copies for the queries from row0 on, of a query head of the group. rows: the queries
-  // that exist, relative to row0. In `work`, q, dout and statistics are those of query 0 of the
-  // group's first head. Returns the statistics row of row0.
+  // Starts the copies for one query head of the group, from query row0 on. rows: the queries that
+  // exist, relative to row0. work.q, work.dout and work.statistics point at query 0 of the group's
+  // first head. Returns the index of row0 in lse_log2 and delta.
   template <class Work>
   __device__ __forceinline__ int64_t fetch(const BwdParams& p, const Work& work,
                                            const DkdvTiles<Config>& tiles, int row0,

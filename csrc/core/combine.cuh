@@ -1,7 +1,7 @@
 // Combines partial softmaxes of different keys, in the same way for all kernels that read a cache.
 //
-// The partial result of a row over some keys is top (the maximum of score * scale, base 2), sum (of
-// 2^(score - top)) and out (the sum of 2^(score - top) * v). Without keys: -inf, 0, 0.
+// With s = score * scale * log2(e), the partial result of a row over some keys is top = max(s),
+// sum = sum(2^(s - top)) and out = sum(2^(s - top) * v). Without keys: -inf, 0, 0.
 #pragma once
 
 #include "ptx/convert.cuh"

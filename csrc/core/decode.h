@@ -7,10 +7,10 @@
 // Therefore the bits of a sequence's result depend only on its queries, keys and values: not on the
 // other sequences of the batch, on the pages of its cache or on the number of multiprocessors.
 //
-// The kernel for many heads of latent keys has no registers for both O of a group and O of a key
-// block. Its groups have LATENT_SOFTMAX_BLOCKS key blocks. It computes a group in one softmax, and
-// keeps O of the previous groups in global memory. Shorter groups would load and store that O more
-// often. Longer groups would leave multiprocessors idle if there are few work tiles.
+// The kernel for latent keys with many query heads lacks the registers for O of a group and O of a
+// key block at once. Its groups have LATENT_SOFTMAX_BLOCKS key blocks, one softmax per group. O of
+// previous groups is kept in global memory. Shorter groups would load and store that O more often.
+// Longer groups would leave multiprocessors idle if there are few work tiles.
 #pragma once
 
 #include "core/params.h"
@@ -22,7 +22,7 @@ constexpr int GROUP_BLOCKS = 8;
 // Key blocks per softmax, and per group, of latent keys in tiles of 64 rows.
 constexpr int LATENT_SOFTMAX_BLOCKS = 16;
 constexpr int MOST_FEW_TILES = 64;  // P is stored only if a call has at most this many work tiles
-constexpr int PAGE_STEP = 16;       // keys that are contiguous in every cache
+constexpr int PAGE_STEP = 16;       // keys per contiguous run: page sizes are multiples of this
 
 // Locates the keys of each batch entry: rows [0, page) of cache entries. With block_table a cache
 // entry is a page. Without it, a cache entry holds all keys of a batch entry.
@@ -35,7 +35,7 @@ struct CacheParams {
   const int* cache_batch_idx;   // [batch] cache entry of each batch entry; null: same index
   const int* cache_leftpad;     // [batch] keys to skip at the start of each sequence; null: none
   const int* block_table;       // [batch, capacity / page] cache entries; null: not paged
-  const int* cu_seqlens_k;      // [batch + 1] first keys, in cache entry 0; null: not packed
+  const int* cu_seqlens_k;      // [batch + 1] sequence starts in cache entry 0; null: not packed
   int64_t table_row;            // row stride of block_table
   int entries, page, capacity;  // capacity: maximum number of keys per sequence
   int seqlen_new;               // new keys per sequence, which follow the cache_seqlens keys
@@ -58,7 +58,7 @@ struct DecodeParams {
   ScoreParams scores;
   const float* sinks;  // see FwdParams::sinks
   // How the work is split. The host code fills in these fields.
-  int block_rows;      // rows of a work tile; row r: query r / group of head r % group
+  int block_rows;      // rows of a work tile; row r is query r / group, head r % group
   int row_tiles;       // ceil(group * seqlen_q / block_rows): maximum number of tiles per kv head
   int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
   int splits;          // number of splits of all key blocks; a thread block computes one split
@@ -91,8 +91,8 @@ constexpr int group_blocks(int softmax_blocks) {
   return softmax_blocks > GROUP_BLOCKS ? softmax_blocks : GROUP_BLOCKS;
 }
 
-// Returns the number of partials per split that hold O of the work tile while a group is computed.
-// Two partials are needed, because warps also store rows that do not exist (sm90/mla/rest.cuh).
+// Returns how many partials per split hold O of the work tile while a group is computed: 2 or 0.
+// One is too small, because warps also store rows that do not exist (sm90/mla/rest.cuh).
 constexpr int resting_partials(int softmax_blocks) { return softmax_blocks > 1 ? 2 : 0; }
 
 // Returns the number of partials that a call needs if all sequences together have `key_blocks` key

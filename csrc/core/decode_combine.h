@@ -47,8 +47,8 @@ cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
   }
 }
 
-// The partials of a group, adjacent in the workspace: one for the whole group, or one per key block
-// of a group that splits share. count is 0 if the group does not exist.
+// The partials of a group, adjacent in the workspace: one for the whole group, or one per softmax
+// if splits share the group. count is 0 if the group does not exist.
 struct GroupPartials {
   int first = 0, count = 0;
 
@@ -98,9 +98,9 @@ struct CombineSlots {
       places[first + i] = i + 1 == own.count ? ~at : at;
     }
   }
-  // Reads top and sum of the partials to registers: each lane reads every 32nd slot. For a slot
-  // without a partial it reads the first slot's partial, and the values are not used. Returns a bit
-  // per slot, set for the last partial of each group.
+  // Reads top and sum of the partials into registers, and converts `places` to offsets. Each lane
+  // reads every 32nd slot. For a slot without a partial it reads the first slot's partial, and the
+  // values are not used. Returns a bit per slot, set for the last partial of each group.
   __device__ __forceinline__ uint64_t read(float2 (&stats)[COUNT / 32], const DecodeParams& p,
                                            int partials) {
     const int lane = threadIdx.x % 32;
@@ -266,7 +266,7 @@ struct CombinedTile {
 // are loaded, calls know(top, sum, slot): top and sum of the lane's group, and the slot of the
 // group's last partial, or -1 if the lane has no group. Then calls take(number, slot, ends,
 // columns) with the combined columns of several slots from `slot` on. Columns whose bit in `ends`
-// is set belong to a complete group. `number` is the index of the first of these complete groups.
+// is set are those of a complete group. `number` is the index of the first of these groups.
 template <class Config, int WIDTH, class Know, class Take>
 __device__ __forceinline__ int combine_groups(const DecodeParams& p, CombineSlots& slots,
                                               GroupPartials own, int row, const float* columns,
@@ -343,7 +343,7 @@ __device__ __forceinline__ void store_columns(const DecodeParams& p, const Decod
   }
 }
 
-// Combines 32 * WIDTH columns of a row in one warp. own: this lane's group of the first 32 groups.
+// Combines 32 * WIDTH columns of a row in one warp. own: this lane's group among the first 32.
 template <class Config, int WIDTH>
 __device__ __forceinline__ void combine_by_warp(const DecodeParams& p, typename Config::Smem& smem,
                                                 GroupPartials own, int piece) {
@@ -442,7 +442,7 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
 
 // Combines the block's pieces of the work tile. A piece is 32 columns of a row if there are enough
 // warps for one such piece each, otherwise 64 or 128 columns. If there are enough blocks for one
-// such piece each, all warps of a block combine one piece.
+// 32-column piece each, all warps of a block combine the same piece.
 template <class Config>
 __device__ __forceinline__ void combine_pieces(const DecodeParams& p, typename Config::Smem& smem) {
   using Target = typename Config::Target;

@@ -83,7 +83,7 @@ class KeyBlockLoader {
     }
   }
 
-  // Copies keys [key0, key0 + BLOCK_N) of the key block. Keys that do not exist become zeros.
+  // Copies keys [key0, key0 + BLOCK_N) of the key block. Keys that no query attends to become 0.
   __device__ __forceinline__ void copy(uint32_t stage, const uint16_t* head, int64_t offset,
                                        int64_t row_stride, int key0, int columns) const {
     const int row = thread() / LANES;
@@ -122,7 +122,7 @@ class KeyBlockLoader {
   Cursor next_;
   int waiting_;                // number of key blocks whose copies have not started
   int next_entry_, next_row_;  // cache entry and row of this lane's 16 keys in the next key block
-  int entry_, row_;            // cache entry and row of the 16 keys in the key block being loaded
+  int entry_, row_;            // the same for the key block being loaded
   int tile_, head_;            // key block being loaded: next tile to copy, and kv head
   int skipped_;                // key block being loaded: leading keys that no query attends to
   unsigned visible_;           // number of visible keys after the skipped ones

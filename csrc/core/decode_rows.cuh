@@ -40,8 +40,8 @@ struct WarpPlace {
   }
 };
 
-// The partial result over some keys: O, top and sum of 16 rows, two per lane, in the columns of the
-// warp.
+// A warp's partial result over some keys: O, top and sum of 16 rows, two rows per lane. O has only
+// the warp's columns.
 template <int OT>
 struct Partial {
   Accumulator<1, OT> out;
@@ -152,8 +152,8 @@ struct TileScores {
   }
 };
 
-// The queries of a work tile: loaded to registers, possibly while another tile is computed, and
-// later stored to shared memory.
+// The queries of a work tile. They are loaded into registers, possibly while another tile is
+// computed, and later stored to shared memory.
 template <class Config>
 struct QueryLoader {
   using Layout = typename Config::Layout;

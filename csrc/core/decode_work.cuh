@@ -181,8 +181,8 @@ struct DecodeCursor {
     return position - (key_block - extent.first);
   }
   __device__ __forceinline__ int tile_end() const { return tile_begin() + extent.key_blocks(); }
-  // group_begin, group_end: the index of the first key block of the group of GROUP key blocks, and
-  // the index after its last one.
+  // group_begin, group_end: the index of the first key block of the cursor's group, and the index
+  // after its last one. Groups have GROUP key blocks.
   template <int GROUP = GROUP_BLOCKS>
   __device__ __forceinline__ int group_begin() const {
     return position - (key_block - max(key_block / GROUP * GROUP, extent.first));
@@ -196,8 +196,8 @@ struct DecodeCursor {
   __device__ __forceinline__ int last_group() const {
     return tile_end() - (extent.end - max((extent.end - 1) / GROUP * GROUP, extent.first));
   }
-  // Returns the index at which the last softmax of the key blocks [begin, end) of the tile begins.
-  // This softmax gives their last partial.
+  // Returns the index of the first key block of the last softmax over the tile's key blocks [begin,
+  // end). The result of this softmax is the last partial of these key blocks.
   template <int SOFTMAX_BLOCKS>
   __device__ __forceinline__ int last_partial(int begin, int end) const {
     return position + (max((end - 1) / SOFTMAX_BLOCKS * SOFTMAX_BLOCKS, begin) - key_block);
@@ -397,10 +397,10 @@ struct DecodeSplits {
     return grain == Grain::KEY_BLOCK &&
            at.last_partial<SOFTMAX_BLOCKS>(first, last) >= begin(split + 1);
   }
-  // Returns the index of the partial of a complete group in `split`. Groups of a work tile that
-  // began in an earlier split are counted upwards from the split's first partial. Groups of a work
-  // tile that begins in this split and continues in a later one are counted downwards from its last
-  // partial. Either tile may be cut within a group.
+  // Returns the index of the partial of a complete group in `split`. If the work tile began in an
+  // earlier split, its groups use the split's partials from the first one upwards. If the work tile
+  // begins in this split and continues in a later one, its groups use them from the last one
+  // downwards. Either work tile may be cut within a group.
   __device__ __forceinline__ int64_t group_partial(const DecodeParams& p, const DecodeCursor& at,
                                                    int split) const {
     const int first = begin(split), end = begin(split + 1);

@@ -1,8 +1,8 @@
-// Row statistics of the backward: delta = rowsum(dout * out) - dlse, and lse in base 2. lse is +inf
-// for padding rows and rows without a key, so that exp2(s - lse) is 0 there.
+// Row statistics of the backward: delta = DS_SCALE * (rowsum(dout * out) - dlse), and lse in
+// base 2. lse is +inf for padding rows and rows without a key, so that exp2(s - lse) is 0 there.
 //
-// Grid      x = query head (fastest, because heads are adjacent in memory), tile of rows (their
-//           number is padded to STATISTICS_ALIGNMENT), batch entry.
+// Grid      x = query head (fastest: heads are adjacent in memory), tile of rows, batch entry. The
+//           number of rows is padded to a multiple of STATISTICS_ALIGNMENT.
 // Block     WARPS warps; LANES_PER_ROW lanes share a row, 16 bytes at a time.
 #pragma once
 

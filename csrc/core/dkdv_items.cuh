@@ -15,7 +15,7 @@ struct DkdvWork {
   const uint16_t *q, *dout;  // first query of query head 0
   int64_t statistics;        // statistics row of that query
   const int4* entries;       // entries of the mask's list; null: a range
-  int begin, end;            // of the block iterator for query head group_heads_begin
+  int begin, end;            // begin and end of the block iterator for head group_heads_begin
   int batch, head;           // head: index of query head 0 among all query heads
   int group_heads_begin, group_heads_end;
   int seqlen_q, seqlen_k;
@@ -114,7 +114,7 @@ struct DkdvCursor {
            slot_base(mask, layout, first, n + half) + head + i / PER_TILE;
   }
 
-  // Returns the address of the 16 bytes of the mask's arrays that give the item's codes; null for
+  // Returns the address of the 16 bytes of the mask's arrays that become DkdvItem::known; null for
   // bands.
   __device__ __forceinline__ const int4* known(const BwdParams& p, const DkdvWork& w) const {
     if (entries != nullptr) return entries + i / PER_TILE;
@@ -152,15 +152,15 @@ __device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w,
   return range.covers(key0, MASK_TILE) ? TILE_FULL : TILE_ROWS;
 }
 
-// Finds where the block's dS is stored and, for bands, which query tiles attend to its key tiles.
-// The chunk starts at key tile `first`.
+// Finds where the block's dS is stored and, for bands, which query tiles attend to the block's key
+// tiles. The chunk starts at key tile `first`.
 template <class Config>
 __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
                                            const DkdvBlock& block, const Mask& mask,
                                            const DsLayout& layout, int first) {
   const int n = block.key0 / DS_TILE;
   const Mask mask0 = DkdvCursor<Config>::mask_of(p, work, 0);
-  const int heads_before =  // + head_in_group: query heads of the chunk before that head
+  const int heads_before =  // plus head_in_group: index of a head among the chunk's query heads
       (block.unit * p.group_split + block.split) * p.members - work.group_heads_begin;
   const int slot0 = heads_before * static_cast<int>(p.ds_tiles_per_head);
   for (int half = 0; half < (Config::BLOCK_N > MASK_TILE ? 2 : 1); ++half) {

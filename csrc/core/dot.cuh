@@ -1,4 +1,4 @@
-// Dot products of parts of rows that were loaded to registers without rearranging.
+// Dot products of parts of rows. The registers have the elements in the same order as memory.
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -6,7 +6,7 @@
 
 namespace flash_dist {
 
-// Returns sum + a . b of two 32-bit words: one fp32 or two 16-bit elements.
+// Returns sum + a . b. a and b have 32 bits each: one fp32 or two 16-bit elements.
 template <class T>
 __device__ __forceinline__ float add_products(uint32_t a, uint32_t b, float sum) {
   const float2 x = unpack<T>(a);
@@ -18,7 +18,7 @@ __device__ __forceinline__ float add_products<Fp32>(uint32_t a, uint32_t b, floa
   return fmaf(__uint_as_float(a), __uint_as_float(b), sum);
 }
 
-// Returns sum + a . b of 16 bytes.
+// Returns sum + a . b. a and b have 16 bytes each.
 template <class T>
 __device__ __forceinline__ float add_products(const uint4& a, const uint4& b, float sum) {
   sum = add_products<T>(a.x, b.x, sum);

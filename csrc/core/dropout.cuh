@@ -3,19 +3,19 @@
 // drop the same weights.
 //
 // Philox4x32-7 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011: 7 rounds pass
-// all of BigCrush) computes a 128-bit number from a key and a counter: 16 bits for each of 8
+// all of BigCrush) computes a 128-bit number from a Philox key and a counter: 16 bits for each of 8
 // weights. A weight is kept if its 16 bits are below the threshold.
 //
-//   key      seed
-//   counter  {query / 16 * 8 + query % 8, key / 16 * 4 + key % 8 / 2, batch * num_heads_q + head, offset}
-//   word     key / 8 % 2 * 2 + query / 8 % 2; its lower half for even keys
+//   Philox key  seed
+//   counter     {query / 16 * 8 + query % 8, key / 16 * 4 + key % 8 / 2, sequence_head, offset}
+//   word        key / 8 % 2 * 2 + query / 8 % 2; its lower half for even keys, else its upper half
 //
 // The 8 weights are queries {q, q + 8} x keys {k, k + 1, k + 8, k + 9}: those that one lane has in
 // the fragments of 16 x 16 scores S. In the fragments of S^T a lane has {k, k + 8} x {q, q + 1, q +
 // 8, q + 9}: half of the weights of two 128-bit numbers. The lane of key k ^ 1 has the other
 // halves. Each of the two lanes computes one number, and they exchange halves. So a kernel computes
-// 1/8 number per weight, or 1/4 with tiles of only 8 keys or queries. S^T also takes 1/4 shuffle
-// per weight.
+// 1/8 of a number per weight, or 1/4 with tiles of only 8 keys or queries. S^T also takes 1/4 of a
+// shuffle per weight.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint32_t sequence_head(const Params& p, int batch, in
   return batch * p.num_heads_kv * p.group + head;
 }
 
-// Replaces Philox counters by their random numbers.
+// Replaces Philox counters with their random numbers.
 template <int COUNT>
 __device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint32_t key0, uint32_t key1) {
 #pragma unroll
@@ -170,7 +170,7 @@ __device__ __forceinline__ void for_scores_kept(const DropoutParams& p, const Dr
   }
 }
 
-// Sets the elements of c whose weight is dropped to 0, and multiplies the others by `factor`.
+// Sets c to 0 where the weight is dropped, and multiplies the other elements by `factor`.
 template <bool TRANSPOSED = false, int MT, int NT>
 __device__ __forceinline__ void drop(Accumulator<MT, NT>& c, const DropoutParams& p,
                                      const DropoutPlace& at, float factor = 1.0f) {

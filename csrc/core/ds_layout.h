@@ -1,4 +1,4 @@
-// The layout of the spilled dS in memory. dS^T of one query head is split into 64x64 tiles (key
+// The layout of the stored dS in memory. dS^T of one query head is split into 64x64 tiles (key
 // tile n, query tile m). Every tile with visible scores has a slot; most fully masked tiles of
 // causal masks and two-sided windows have none. Slots are ordered by key tile, then by query tile.
 // A tile is 4 x 4 blocks of 16 keys by 16 queries. A block is stored as the A fragment of mma
@@ -21,7 +21,7 @@ constexpr int DS_BLOCK_BYTES = 16 * 16 * 2;
 class DsLayout {
  public:
   // Computes the layout for one sequence with seqlen_q queries and seqlen_k keys. dense: each key
-  // tile has as many slots as the longest sequence, with longest_q queries, has query tiles. This
+  // tile has a slot for each query tile of the longest sequence, which has longest_q queries. This
   // is used for packed tensors, because the host does not know the lengths of their sequences.
   template <class Mask>  // MaskBand on the host, MaskParams in kernels
   FLASH_DIST_HOST_DEVICE DsLayout(const Mask& mask, int seqlen_q, int seqlen_k, bool dense,
@@ -51,7 +51,7 @@ class DsLayout {
     return earlier_ == FAR ? query_tiles_ : clamp(n + earlier_ + 1);
   }
 
-  // Key tiles [key_begin(m), key_end(m)) visible to query tile m, possibly past the last key tile.
+  // Key tiles [key_begin(m), key_end(m)) visible to query tile m. They may not all exist.
   FLASH_DIST_HOST_DEVICE int key_begin(int m) const {
     return earlier_ == FAR || m < earlier_ ? 0 : m - earlier_;
   }

@@ -1,8 +1,8 @@
-// The factor of dS before it is rounded to fp16; 1 for other dtypes. dP = dO @ V.T grows with
-// head_dim, dO and V. The largest fp16 number is 65504, so dS would overflow long before dQ and dK,
-// which sum softmax_scale * dS. A power of two is exact unless the result is subnormal. With 1 / 4
-// the gradients of a small dO (1e-3) are as accurate as torch's in fp16; with 1 / 8 they are not.
-// delta has the same factor. dQ and dK are divided by the factor.
+// dS is multiplied by DS_SCALE before it is rounded to fp16; for other dtypes the factor is 1.
+// dP = dO @ V.T grows with head_dim, dO and V. The largest fp16 number is 65504: dS would overflow
+// long before dQ and dK, which sum softmax_scale * dS. A power of two is exact unless the result is
+// subnormal. With 1 / 4 the gradients of a small dO (1e-3) are as accurate as torch's in fp16; with
+// 1 / 8 they are not. delta is multiplied by DS_SCALE, too. dQ and dK are divided by it.
 #pragma once
 
 #include <cmath>

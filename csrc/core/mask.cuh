@@ -79,7 +79,7 @@ struct Mask : MaskPlace {
   }
 
   // Returns the bounds of the key ranges of the queries in [row0, row0 + rows) that exist. Only for
-  // bands, and for ROWS masks, which give the bounds of all queries in the same tiles of 64.
+  // BAND and ROWS. For ROWS, the bounds are those of all queries in the same tiles of 64.
   __device__ __forceinline__ KeyRange range(int row0, int rows) const {
     const int last = min(row0 + rows, seqlen_q) - 1;
     if (p.kind == MaskKind::BAND) {

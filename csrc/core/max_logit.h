@@ -8,7 +8,7 @@ namespace flash_dist {
 struct MaxLogitParams {
   FwdParams p;
   float* max_logit;  // [num_heads_q], over all batch entries; -inf before the launch
-  bool few_alone;    // packed: only sequences of few queries on many keys count
+  bool few_alone;    // packed: skip sequences without is_few_queries()
 };
 
 // Parameters of the launch of a forward that also finds the largest scores.

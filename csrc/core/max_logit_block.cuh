@@ -3,7 +3,7 @@
 //   S = Q @ K.T   score modification, mask   max(S)
 //
 // Grid      x = query tile, head and batch entry, as in the forward.
-// Block     4 warps, each owning ROWS queries of a tile, and 64 keys at a time.
+// Block     4 warps; each owns ROWS queries of a tile. The block reads 64 keys at a time.
 // Shared    2 stages of 64 columns of Q and K. If the stages hold all columns of Q, Q is copied
 //           once.
 #pragma once
@@ -23,7 +23,7 @@ template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int P
 struct AnyMaxLogitConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_M = Plan::WARPS * Plan::ROWS, BLOCK_N = MASK_TILE;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
-  static constexpr int COLUMNS = 64;  // columns of the head_dim per step
+  static constexpr int COLUMNS = 64;  // columns of Q and K per step
   static constexpr int STAGES = 2;
 
   struct Stage {

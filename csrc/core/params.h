@@ -50,7 +50,7 @@ constexpr int TILE_EMPTY = -2;
 constexpr int TILE_ROWS = -3;  // each query's key range must be tested
 
 // Visible tiles as compressed sparse rows: the tiles of line i (64 or 128 queries, or keys) are the
-// entries [begin[i], begin[i + 1]), ascending.
+// entries [begin[i], begin[i + 1]), in ascending order.
 struct TileList {
   const int* begin;  // [batches * heads * lines + 1]
   // {tile on the other axis, code for the line's first 64 queries or keys, code for its second 64,
@@ -67,8 +67,8 @@ struct TileList {
 // compile the backward to other machine code.
 struct MaskParams {
   MaskKind kind;
-  int left, right;                // BAND: sides of the band
-  int bottom_right;               // BAND: 1: shift = seqlen_k - seqlen_q; 0: shift = 0
+  int left, right;                // for BAND, see MaskBand
+  int bottom_right;               // for BAND, see MaskBand
   int batch_planes, head_planes;  // plane = batch * batch_planes + query head * head_planes
   int query_tiles, key_tiles;     // ROWS, TILES: ceil(seqlen_q / 64), ceil(seqlen_k / 64)
   const int2* key_bounds;         // [batches] keys [x, y) that may be read; null: all
@@ -96,7 +96,7 @@ constexpr float LEAST_INSIDE = 1e-5f, LARGEST_INSIDE = 1e4f;
 struct ScoreParams {
   float softcap;       // 0: no soft cap
   const float* alibi;  // slopes [num_heads_q] or [batch, num_heads_q]; null: none
-  int alibi_batch;     // num_heads_q, or 0 if all batch entries share the slopes
+  int alibi_batch;     // batch stride: num_heads_q, or 0 if all batch entries share the slopes
   // Filled in at the call (host/scores.h):
   int has_score_mod;   // 1 if there is a soft cap, ALiBi or a bias
   float scale;         // scale of the softmax: softmax_scale, or 1 after a score modification
@@ -129,8 +129,8 @@ struct Packing {
   const int* cu_seqlens_k;
 };
 
-// Divisor: a number known on the host, prepared for fast divisions. BlockOrder: the order of
-// blocks. See core/schedule.cuh.
+// Divisor: a number known on the host, and factors with which kernels divide by it fast.
+// BlockOrder: the order of blocks. See core/schedule.cuh.
 struct Divisor {
   int divisor;
   uint32_t multiplier;
@@ -198,15 +198,15 @@ struct DeltaParams {
 };
 
 // One chunk of the backward: the units [unit_begin, unit_begin + units), which are (batch, kv head)
-// pairs, and the keys [key_begin, key_end) of each unit. A unit has all query heads of its group,
-// unless the chunk is limited to some queries, too (a query chunk): it then has some query heads of
-// each split of a group, and seqlen_q and all pointers to query rows are those of the chunk.
+// pairs, and the keys [key_begin, key_end) of each unit. A chunk that is also limited to some
+// queries is a query chunk: it has some query heads of each group split, and seqlen_q and all
+// pointers to query rows are those of the chunk. Other chunks have all query heads of each unit.
 struct BwdParams {
   View q, k, v, dout;
   View dq, dk, dv;
   const float* lse_log2;  // [batch * num_heads_q, rows_padded], packed: [num_heads_q, rows_padded]
   const float* delta;
-  void* ds;           // spilled dS tiles of this chunk, see core/ds_layout.h; null: not stored
+  void* ds;           // stored dS tiles of this chunk, see core/ds_layout.h; null: not stored
   float* dq_accum;    // sums of dQ [units, group, seqlen_q padded to 128, head_dim]; null: not kept
   float* dk_partial;  // [rows as in sum_rows, head_dim]; null: no partial sums
   float* dv_partial;  // like dk_partial, but head_dim_v columns
@@ -218,7 +218,7 @@ struct BwdParams {
   int unit_begin, units;
   int key_begin, key_end;  // multiples of the key tile; key_end may also be seqlen_k
   int group_split;
-  int dq_first, dq_last;  // first key chunk: starts dq_accum; last key chunk: writes dq
+  int dq_first, dq_last;  // 1 in the first key chunk; 1 in the last key chunk, which writes dq
   int heads_together;     // the `width` of core/schedule.cuh
   float softmax_scale;
   Packing packing;
@@ -232,12 +232,12 @@ struct BwdParams {
   ScoreParams scores;
   SumRows sum_rows;
   int member_begin, members;  // the chunk's query heads of each group split: first one, number
-  int sums_first, sums_last;  // first query chunk: starts dK, dV; last query chunk: writes them
+  int sums_first, sums_last;  // 1 in the first query chunk; 1 in the last, which writes dk, dv
   bool batch_invariant;       // results must not depend on the other sequences of the batch
   bool first_keys_first;      // blocks add to dQ in ascending key order; never for lists of tiles
   bool stores_ds;             // the dK/dV kernel may store dS
   int query_split;            // blocks that share the queries of each group split
-  int64_t stripe_rows;        // rows from the dK or dV sums of a query split to those of the next
+  int64_t stripe_rows;        // distance in rows between the dK or dV sums of two query splits
   BiasParams bias;
 };
 
@@ -272,8 +272,8 @@ struct BiasGradientDropoutParams : BiasGradientParams {
 
 // Arguments of a launch of a bias gradient kernel.
 struct BiasGradientCall : BiasGradientDropoutParams {
-  // The sums in the dtype of q instead of parts, for kernels that round them
-  // (flash_dist_rounds_bias_gradient); null: fp32 sums in parts.
+  // Output of kernels that round the sums to the dtype of q (flash_dist_rounds_bias_gradient);
+  // null: the output is the fp32 sums in parts.
   void* rounded;
   int sm_count;  // multiprocessors of the device; filled in at the call
 };

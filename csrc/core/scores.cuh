@@ -45,13 +45,13 @@ __device__ __forceinline__ float tanh_near(float x) {
   return fabsf(x) <= 0.5f ? x * sum : far;
 }
 
-// Returns ALiBi's slope of a query head, 0 without ALiBi.
+// Returns the ALiBi slope of a query head, or 0 without ALiBi.
 __device__ __forceinline__ float alibi_slope(const ScoreParams& p, int batch, int head) {
   return p.alibi == nullptr ? 0.0f : p.alibi[batch * p.alibi_batch + head];
 }
 
 // Position of a warp's tile of scores. row0: its first query + seqlen_k - seqlen_q. key0: its first
-// key. slope: ALiBi's slope of the query head.
+// key. slope: the ALiBi slope of the query head.
 struct ScorePlace {
   float slope;
   int row0, key0;
@@ -72,8 +72,8 @@ struct ScorePlace {
   }
 };
 
-// Replaces the products q . k in s by scores. With a soft cap, calls derivative(m, n, i, x) with x
-// = ds / d(q . k * scale) of each score.
+// Replaces the products q . k in s with scores. With a soft cap, calls derivative(m, n, i, x) for
+// each score, where x = ds / d(q . k * scale).
 template <Tanh TANH, bool TRANSPOSED, int MT, int NT, class Derivative>
 __device__ __forceinline__ void apply_score_mod(Accumulator<MT, NT>& s, const ScoreParams& p,
                                                 const ScorePlace& at, Derivative derivative) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void apply_score_mod(Accumulator<MT, NT>& s, const Sc
   apply_score_mod<TANH, TRANSPOSED>(s, p, at, [](int, int, int, float) {});
 }
 
-// Replaces the products q . k in s by scores. Also changes dP so that P * (dP - delta) is the
+// Replaces the products q . k in s with scores. Also changes dP so that P * (dP - delta) is the
 // gradient with respect to q . k * scale. For the dQ kernels, which have S and dP at the same time.
 template <Tanh TANH, int MT, int NT>
 __device__ __forceinline__ void apply_score_mod_to_both(Accumulator<MT, NT>& s,
@@ -164,7 +164,7 @@ __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& 
   }
 }
 
-// Adds the sink to a row's sum: to lse and to `inverse`, the factor of O.
+// Adds the sink to a row's sum of exponentials: updates lse, and `inverse`, the factor of O.
 __device__ __forceinline__ void join_sink(float sink, float& lse, float& inverse) {
   const float top = fmaxf(lse, sink);
   if (top == -INFINITY) return;

@@ -45,7 +45,7 @@ __device__ __forceinline__ float change_of(float row_max, float scale_log2, floa
   return __fsub_rn(__fmul_rn(row_max, scale_log2), offset);
 }
 
-// Returns the maximum of `top` and the scores of row h of row tile m.
+// Returns the maximum of `top` and all scores of the lane's row h (0 or 1) in row tile m.
 template <int MT, int NT>
 __device__ __forceinline__ float find_top(const Accumulator<MT, NT>& s, float top, int m, int h) {
 #pragma unroll
@@ -145,10 +145,10 @@ __device__ __forceinline__ void normalize_rows(Accumulator<MT, OT>& o,
     }
 }
 
-// Converts scores S of a tile of latent keys to P = exp2(S * scale - top). The caller multiplies P
-// with V before it reads the next tile. top and sum: running values of the lane's two rows; sum
-// covers the lane's columns only. Sets `keep` to the factors of earlier keys and rescales sum; the
-// caller rescales O.
+// Converts scores S of a tile of latent keys to P = exp2(S * scale_log2 - top). The caller
+// multiplies P by V before it reads the next tile. top and sum: running values of the lane's two
+// rows; sum covers the lane's columns only. Sets `keep` to the factors of earlier keys and rescales
+// sum; the caller rescales O.
 template <int NT>
 __device__ __forceinline__ void to_weights(Accumulator<1, NT>& s, float (&top)[2], float (&sum)[2],
                                            float (&keep)[2], float scale_log2) {

@@ -45,14 +45,14 @@ struct RowSpan {
   int first, end;  // no row exists if end <= first
 };
 
-// Before sm_80: true if tiles are loaded only once their stage is free. Other tiles are loaded
-// earlier and wait in registers; large accumulators leave no registers for that.
+// Before sm_80: true if tiles are loaded only once their stage is free. Otherwise tiles are loaded
+// earlier and kept in registers; large accumulators leave no registers for that.
 template <class Target, int HEAD_DIM>
 constexpr bool LOADS_LATE = !Target::HAS_CP_ASYNC && HEAD_DIM > 64 && HEAD_DIM != 128;
 
 // Copies [ROWS, HEAD_DIM] from global to swizzled shared memory with all THREADS threads. Rows
 // outside the span and columns from `columns` on become zeros and are not read. On sm_80 and newer,
-// fetch() issues cp.async and the caller waits for the group. Before sm_80, fetch() loads to
+// fetch() issues cp.async and the caller waits for the group. Before sm_80, fetch() loads into
 // registers and land() stores them, or land() does both (LOADS_LATE).
 template <class Target, int ROWS, int HEAD_DIM, int THREADS>
 struct TileCopy {
@@ -154,9 +154,9 @@ struct OperandCopy {
   __device__ __forceinline__ void land(uint32_t smem) { words.land(smem); }
 };
 
-// The address from which this lane's ldmatrix reads operand A or B from a tile. `tile` is the
-// address of a row whose index is a multiple of 8. at() and at_32() count rows from it, in
-// multiples of 8.
+// The address from which this lane's ldmatrix reads operand A or B of a tile into registers r.
+// `tile` is the address of a row whose index is a multiple of 8. at() and at_32() count row0 from
+// that row; row0 is a multiple of 8, too.
 template <int HEAD_DIM>
 struct Operand {
   using Layout = SwizzledRows<HEAD_DIM>;

@@ -2,8 +2,8 @@
 // document, after the last, or in a document beyond max_seqlen. No block computes them, and outputs
 // are allocated uninitialised. So out and the gradients are set to 0 there, and lse to -inf.
 //
-// Existing blocks do this before their own work. Blocks of the forward and decode kernels write out
-// and lse. Blocks of the delta kernel, or of the backward for short sequences, write dq, dk and dv.
+// Blocks of existing kernels do this before their own work. Forward and decode kernels write out
+// and lse. The delta kernel, or the backward for short sequences, writes dq, dk and dv.
 // The delta kernel is launched once and first, and has registers to spare. If every row is covered,
 // a block spends only a comparison and one more load from cu_seqlens, which runs at the same time
 // as the other loads.
@@ -17,7 +17,7 @@ namespace flash_dist {
 
 constexpr int ROW_LANES = 8;  // threads per row, 16 bytes each: a 128-byte line
 
-// Calls f(row), by ROW_LANES adjacent threads, for this block's part of the uncovered rows. THREADS
+// Calls f(row) in ROW_LANES adjacent threads for each of this block's uncovered rows. THREADS
 // threads of the block take part, from thread FIRST on. The `blocks` blocks of document `number`
 // fill the rows next to it. Many rows may follow the last document: the blocks of all documents
 // share them.

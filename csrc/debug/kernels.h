@@ -19,8 +19,8 @@ class Kernels {
   // inputs must be on the GPU that `options` names.
   Kernels(const Options& options, const Inputs& inputs);
 
-  // If `dirty`, new tensors are filled with NaN. This reveals elements that a kernel does not write
-  // or reads too early.
+  // If `dirty`, new tensors are filled with NaN. This reveals elements that a kernel reads too
+  // early or does not write at all.
   void set_dirty(bool dirty) { dirty_ = dirty; }
 
   void forward(Outputs& outputs);

@@ -12,8 +12,8 @@ struct Mask {
 
   std::string text = "causal";  // as written on the command line
   Form form = Form::BAND;
-  int left = -1, right = 0;  // BAND: sides of the band; -1: unbounded
-  bool bottom_right = true;  // BAND: true: aligned bottom right; false: top left
+  int left = -1, right = 0;  // for BAND: keys to the left and right of the diagonal; -1: unbounded
+  bool bottom_right = true;  // for BAND; true: aligned bottom right, false: top left
   int blocks = 0;            // BLOCK_CAUSAL: number of equal blocks of queries, and of keys
 };
 

@@ -32,7 +32,7 @@ Peer::Peer(const Options& options, const Inputs& in)
   const bool causal = mask.form == Mask::Form::BAND && mask.left < 0 && mask.right == 0;
   is_causal_ = causal && (!mask.bottom_right || options.seqlen_q == options.seqlen_k);
   if (!full && !is_causal_) visible_ = make_visible(options, in.q.device());
-  // With a mask, torch's fast backends do not support grouped heads: repeat the heads of k and v.
+  // With a mask, torch's fast backends do not support grouped heads, so k and v heads are repeated.
   enable_gqa_ = options.group() > 1 && !visible_;
   const auto spread = [&](const at::Tensor& t) {
     return options.group() > 1 && visible_ ? t.repeat_interleave(options.group(), 2) : t;

@@ -1,5 +1,5 @@
-// Runs torch's scaled_dot_product_attention, to compare its time and its error against float64 with
-// those of flash_dist's kernels.
+// Runs torch's scaled_dot_product_attention, to compare its time and its error with those of
+// flash_dist's kernels. Both errors are relative to float64.
 #pragma once
 
 #include <string>

@@ -91,7 +91,7 @@ Difference compare(const std::string& name, const at::Tensor& value, const at::T
                    double tolerance) {
   const at::Tensor exact = expected.to(value.device());
   const at::Tensor got = value.to(at::kDouble);
-  // The expected infinity counts as error 0. A NaN, or any other infinity, counts as an infinite
+  // An infinity that is expected has error 0. A NaN, or any other infinity, has an infinite
   // error.
   const at::Tensor error =
       got.sub(exact).abs().masked_fill(got.eq(exact), 0).nan_to_num(INFINITE, INFINITE);

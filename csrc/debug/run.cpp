@@ -96,7 +96,7 @@ bool print_parity(const Options& options, const Outputs& ours, const Outputs& th
   return fine;
 }
 
-// Repeats the run. Describes the first difference from the first run, or returns an empty string.
+// Repeats the run. Returns a description of the first difference from `first`, or an empty string.
 std::string repeat(const Options& options, Kernels& kernels, const Outputs& first) {
   for (int i = 0; i < options.repeats; ++i) {
     const Outputs again = run_once(options, kernels);

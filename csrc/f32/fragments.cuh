@@ -22,7 +22,7 @@ struct WarpPlace {
   __device__ __forceinline__ int column0() const { return slice * Config::SLICE; }
 };
 
-// Adds the partial abt results of the SPLIT slices: first pairs of slices, then the pairs' sums.
+// Adds the SPLIT slices' results of Product::abt(): first pairs of slices, then the pairs' sums.
 // The order of a score's sum is the same for any SPLIT and tile (see product.cuh). `exchange` is
 // shared memory with room for all groups of SPLIT warps. Call slices_done() between two calls if no
 // block barrier separates them.
@@ -65,8 +65,8 @@ __device__ __forceinline__ void slices_done(const WarpPlace<Config>& warp) {
   if constexpr (Config::SPLIT > 1) barrier_sync(1 + warp.group, 32 * Config::SPLIT);
 }
 
-// Writes an ab result times factor. dst points at the warp's first row and column. Rows from
-// row_limit on and columns from `columns` on are not written.
+// Writes factor * c, where c is a result of Product::ab(). dst points at the warp's first row and
+// column. Rows from row_limit on and columns from `columns` on are not written.
 template <int MT, int OT>
 __device__ __forceinline__ void store_floats(const Accumulator<MT, OT>& c, float factor, float* dst,
                                              int64_t row_stride, int row_limit, int columns) {

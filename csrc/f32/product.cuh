@@ -1,6 +1,6 @@
 // The two products of the fp32 kernels, on a warp's fragments. If the target has TF32, tensor cores
 // compute each as three TF32 products of high and low parts. Otherwise, and for Ieee32, FFMA
-// computes them.
+// computes them. Below, g is lane / 4, and t is lane % 4.
 //
 //   abt   C += A @ B^T   A, B row-major in shared memory. C[m][n] is the d fragment of m16n8k8:
 //                        rows g and g + 8 of row tile m, columns 2t and 2t + 1 of column tile n.
@@ -8,7 +8,7 @@
 //
 // NOTE: forward, dQ and dK/dV all compute S. With large scores P depends on the last bits of S, and
 // lse, out and delta of one kernel must match the P of another. So all of them sum a score in the
-// same order, whatever their tiles: blocks of SUM_COLUMNS columns first, then the blocks in pairs
+// same order for any tile size: blocks of SUM_COLUMNS columns first, then the blocks in pairs
 // (scores() adds two, sum_slices() of fragments.cuh more). Products with the low part of a query
 // come before those with the low part of a key; QUERIES says which operand has the queries.
 //

@@ -1,4 +1,4 @@
-// Makes the keys of a call's kernels, reads the workspace budget, and allocates workspace.
+// Makes the KernelKey of a call's kernels, reads the workspace budget, and allocates workspace.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ inline KernelKey make_key(Role role, Dtype dtype, const KernelSize& columns) {
   return {role, {static_cast<int>(dtype), columns.head_dim, columns.head_dim_v}};
 }
 
-// Returns the variant's compiled columns: of q and k, and of v and out. Kernels that use tensors of
-// only one of these widths have it in both fields.
+// Returns the columns for which the variant is compiled: those of q and k, and those of v and out.
+// Kernels that use tensors of only one of these widths have it in both fields.
 inline KernelSize size_of(const Variant& v) {
   return {v.values[HEAD_DIM_AXIS], v.values[HEAD_DIM_V_AXIS]};
 }
@@ -55,7 +55,7 @@ inline int64_t read_budget(int64_t budget) {
   return megabytes << 20;
 }
 
-constexpr int64_t ALIGNMENT = 256;  // of the workspace and of its parts, in bytes
+constexpr int64_t ALIGNMENT = 256;  // bytes; the workspace and its parts start at multiples of it
 
 inline int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 

@@ -42,8 +42,8 @@ KERNEL_API int flash_dist_fwd_dropout(const flash_dist::Call* call,
                                       const flash_dist::FwdDropoutParams* params,
                                       flash_dist::Allocate allocate, void* context);
 
-// Like flash_dist_fwd, with the bits of flash_dist_decode for the same keys. Only for 16-bit dtypes
-// and band masks. allocate must not be null.
+// Like flash_dist_fwd, but the result has the same bits as that of flash_dist_decode for the same
+// keys. Only for 16-bit dtypes and band masks. allocate must not be null.
 KERNEL_API int flash_dist_fwd_as_cache(const flash_dist::Call* call,
                                        const flash_dist::FwdParams* params,
                                        flash_dist::Allocate allocate, void* context);

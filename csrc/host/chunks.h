@@ -17,7 +17,7 @@
 
 namespace flash_dist {
 
-// Most waves per key chunk: more waves balance no better.
+// Maximum number of waves per key chunk. More waves would not balance the load better.
 constexpr int64_t MOST_WAVES = 4;
 // Chunks with fewer query tiles would spend more time on loading and storing dK and dV than they
 // save by storing dS.
@@ -167,9 +167,9 @@ class ChunkPlanner : PlanGrid {
     return std::max<int64_t>(to - from, 0);
   }
 
-  // Estimated time of `alike` blocks of each length, if `resident` blocks run at a time and the
-  // longest start first: the longest series of blocks that run one after the other, but at least
-  // the average load.
+  // Estimated time of `alike` blocks of each length. `resident` blocks run at a time, the longest
+  // first. Returns the time of the longest series of blocks that run one after the other, but at
+  // least the average load.
   static int64_t longest_sum(std::vector<int64_t>& lengths, int64_t alike, int64_t resident) {
     std::sort(lengths.begin(), lengths.end(), std::greater<int64_t>());
     int64_t total = 0, longest = 0, blocks = 0;
@@ -228,8 +228,8 @@ class ChunkPlanner : PlanGrid {
     return wanted;
   }
 
-  // Makes the chunk of key chunk i, query chunk j and query heads `member_chunk`, for cut.units
-  // units from `unit` on.
+  // Makes the chunk of key chunk i, query chunk j and part `member_chunk` of the query heads, for
+  // cut.units units from `unit` on.
   BwdChunk make_chunk(const BwdPlan& plan, const Cut& cut, int64_t unit, int64_t i,
                       int64_t member_chunk, int64_t j) const {
     BwdChunk chunk = whole_chunk(plan, unit, cut.units);

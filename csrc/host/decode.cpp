@@ -179,8 +179,8 @@ class Decode {
     return pair.variant != nullptr ? pair : latent;
   }
 
-  // Chooses among the kernels that are built in and load: for latent keys, for more rows than one
-  // mma covers, for pairs of blocks, or else the kernel for 16 rows.
+  // Chooses a kernel that is built and can be loaded: the one for latent keys, for more rows than
+  // one mma covers, for pairs of blocks, or otherwise the one for 16 rows.
   Loaded choose_kernel() const {
     if (latent_) return choose_latent_kernel();
     if (most_rows(p_) > FEW_ROWS) {
@@ -214,8 +214,8 @@ class Decode {
     return std::max(divide_up<int64_t>(p_.cache.capacity, KEY_BLOCK), int64_t{1});
   }
 
-  // Returns at least the number of key blocks of all work tiles if sequences fill the cache without
-  // sharing pages. If they share pages, there may be more key blocks than this.
+  // Returns an upper bound on the number of key blocks of all work tiles, if sequences share no
+  // pages. If they share pages, there may be more key blocks.
   int64_t most_key_blocks() const {
     const int64_t keys = int64_t{p_.cache.entries} * p_.cache.page;
     const int64_t in_memory = 2 * (divide_up<int64_t>(keys, KEY_BLOCK) + p_.batch);
@@ -230,9 +230,9 @@ class Decode {
          tiles(), "\n\nhint: pass fewer queries in a call, which gives the same bits");
   }
 
-  // Chooses the number of partials, as many as full caches need, but no more than the budget holds,
-  // and whether P is stored. The partials that keep O of a work tile are needed whatever the budget
-  // is.
+  // Chooses the number of partials, and whether P is stored. There are as many partials as full
+  // caches need, if the budget allows. The partials that keep O of a work tile are needed for any
+  // budget.
   void place(int64_t key_blocks, int64_t budget) {
     const int64_t partial = int64_t{p_.partial_rows} * (p_.columns * 4 + 8);
     const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / partial;

@@ -22,7 +22,7 @@ void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Alloc
 // packed sequences of few queries on many keys.
 DecodeParams as_cache(const FwdParams& p, bool few_alone = false);
 
-// Computes a whole forward as attention to a cache. The mask must be a band.
+// Computes a whole forward as attention to a cache. p: the result of as_cache().
 void run_as_cache(const Call& call, const DecodeParams& p, Allocate allocate, void* context);
 
 // Computes attention to a cache with the forward kernel, if this kernel exists, is faster for the

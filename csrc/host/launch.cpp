@@ -48,8 +48,8 @@ void check_sizes(const Params& p) {
   if (!problem.empty()) fail(problem);
 }
 
-// Divides `groups` groups into the fewest batches of at most `most`, and returns the size of the
-// batches, which are nearly equal.
+// Divides `groups` groups into the fewest batches of at most `most` groups each, and returns the
+// size of the batches, which are nearly equal.
 int equal_width(int64_t groups, int64_t most) {
   return static_cast<int>(ceil_div(groups, ceil_div(groups, most)));
 }
@@ -83,7 +83,7 @@ bool wants_tickets(const FwdParams& p, const KernelEntry& entry) {
 
 // Returns the forward kernel that also finds the largest score of each head, and whose tiles have
 // the same size as those of `kernel`, so that both give the same bits. Its variant is null if there
-// is none, or if `kernel` is of the general family.
+// is none, or if `kernel` belongs to the general family.
 Loaded find_with_max_logit(const Call& call, const FwdParams& p, const Loaded& kernel) {
   const KernelKey key = make_key(Role::FWD_MAX_LOGIT, dtype_of(call), {p.head_dim, p.head_dim_v});
   const Loaded found = find_kernel(call.device, key, &p);
@@ -186,7 +186,7 @@ bool fills_tiles(const FwdParams& p, int block_rows, int columns) {
   return 100 * queries * heads >= rows * (columns > 128 ? BUSY_ROWS_OF_MORE_COLUMNS : BUSY_ROWS);
 }
 
-// Runs a forward whose results have the bits of attention to a cache.
+// Runs a forward whose results have the same bits as attention to a cache.
 void run_kvcache_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
   if (p.mask.kind != MaskKind::BAND) {
     fail("a forward with the bits of a cache must have a band as its mask, got another kind");
@@ -222,8 +222,8 @@ int64_t workspace_bytes(const BwdPlan& plan) {
          aligned(plan.dq_turns) + aligned(plan.dk_partial) + aligned(plan.dv_partial);
 }
 
-// With at most this many waves of blocks, the first wave's waits for semaphores take a noticeable
-// share of the time.
+// With at most this many waves of blocks, waiting for semaphores in the first wave takes a
+// noticeable share of the time.
 constexpr int64_t FEW_ROUNDS = 4;
 
 // Dtypes FP32 and IEEE32 share the kernels without matrix products.
@@ -453,10 +453,10 @@ class Backward {
   }
 
   // Returns how many groups of blocks run side by side, at least two: consecutive blocks then
-  // belong to different heads and do not wait for each other's semaphores. Usually these are as
-  // many groups as fill half of L2 with Q, dO and the fp32 dQ of one query head each. If all blocks
-  // start at the same queries, or if there are few waves of blocks, they are as many groups as fill
-  // twice the L2 with Q, dO and dQ of all their query heads.
+  // belong to different heads and do not wait for each other's semaphores. Usually Q, dO and the
+  // fp32 dQ of one query head of each of these groups fill half of L2. If all blocks start at the
+  // same queries, or if there are few waves of blocks, Q, dO and dQ of all query heads of these
+  // groups are twice as large as L2.
   int fused_heads_together() const {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
     // With query splits, all groups of a split run side by side.
@@ -516,7 +516,7 @@ class Backward {
   }
 
   // Restricts the call to the queries [begin, end): pointers to rows of queries start at `begin`,
-  // and the sides of a band are shifted so that it stays in place.
+  // and the sides of a band are changed so that each query attends to the same keys as before.
   void take_queries(int begin, int end) {
     p_.seqlen_q = end - begin;
     for (View BwdParams::* view : {&BwdParams::q, &BwdParams::dout, &BwdParams::dq}) {
@@ -567,7 +567,7 @@ Role bias_gradient_role(const BiasGradientDropoutParams& all) {
   return all.dropout.rng_state == nullptr ? Role::BWD_BIAS : Role::BWD_BIAS_DROPOUT;
 }
 
-// Tells if the kernel of a call can write the sums in 16 bits: the gradient itself.
+// Tells if the bias gradient kernel of a call can write the gradient itself, rounded to 16 bits.
 bool rounds_bias_gradient(const Call& call, BiasGradientDropoutParams all) {
   if (all.splits != 1 || all.p.bias.is_fp32 || is_fp32(dtype_of(call))) return false;
   all.p = with_scores(all.p);

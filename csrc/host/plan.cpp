@@ -60,8 +60,8 @@ class Planner : PlanGrid {
       plan.waits = splits_.waits(plan);
     }
     int64_t at_a_time = fitting_units(budget_ - plan.dk_partial - plan.dv_partial);
-    // Batch-invariant calls always use the fused kernel, even beyond the budget: whether the budget
-    // holds a unit depends on the batch and on the longest packed document.
+    // Batch-invariant calls always use the fused kernel, even beyond the budget: whether one unit
+    // fits in the budget depends on the batch and on the longest packed document.
     if (batch_invariant) at_a_time = std::max(at_a_time, ceil_div(wave_, key_steps_));
     if (at_a_time == 0) return plan;
     const int64_t count = ceil_div(units_, std::min(units_, at_a_time));
@@ -198,7 +198,7 @@ class Planner : PlanGrid {
     return sizeof(int) * (1 + heads * padded(shape_.seqlen_q) / DS_TILE);
   }
 
-  // The most units whose dQ and counters fit into `left` bytes.
+  // Returns the maximum number of units whose dQ and counters fit into `left` bytes.
   int64_t fitting_units(int64_t left) const {
     const int64_t counters = turn_bytes(0);
     const int64_t unit = dq_bytes(shape_.group) + turn_bytes(shape_.group) - counters;

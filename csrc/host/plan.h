@@ -27,10 +27,10 @@
 // the least estimated time. It does not cut queries of packed sequences, of masks with arrays, or
 // of calls with ALiBi, bias or dropout.
 //
-// Splits and spilling may depend on the batch: a larger batch takes more of the budget and fills
-// the GPU better. Chunks do not change bits: each dQ is one sum over its keys in ascending order,
-// each dK and dV one sum over the heads and queries of its split. fp32 sums are carried from chunk
-// to chunk.
+// Splits, and whether dS is stored, may depend on the batch: a larger batch takes more of the
+// budget and fills the GPU better. Chunks do not change bits: each dQ is one sum over its keys in
+// ascending order, each dK and dV one sum over the heads and queries of its split. fp32 sums are
+// kept between chunks.
 //
 // The fused kernel sums dQ in dq_accum over blocks of keys, in descending order, or in ascending
 // order with first_keys_first. dq_accum holds dQ of all units, or of a chunk of as many units as
@@ -43,7 +43,7 @@
 // last keys to the first. The cost: without a fused kernel, the backward takes seven matrix
 // products instead of five, and few kv heads leave multiprocessors idle.
 //
-// Memory of a call besides inputs and gradients, each term rounded up to 256 bytes:
+// Memory of a call in addition to inputs and gradients, each term rounded up to 256 bytes:
 //
 //   statistics  0 if whole, else 8 * num_heads_q * rows, rows = batch * up(seqlen_q),
 //               packed: up(total_q + 128 * batch), with up() the next multiple of 128;
@@ -58,8 +58,8 @@
 //               4 * units * keys * (head_dim + head_dim_v), keys: of a key chunk if all its query
 //               chunks run in a row, otherwise seqlen_k
 //
-// with head_dim and head_dim_v as compiled, packed seqlen_q and seqlen_k the longest, and ds +
-// dq_accum + dq_turns + partial <= budget, if not batch-invariant.
+// head_dim and head_dim_v are the compiled sizes. seqlen_q and seqlen_k of packed calls are the
+// longest. Unless the plan is batch-invariant, ds + dq_accum + dq_turns + partial <= budget.
 #pragma once
 
 #include <cstdint>
@@ -85,7 +85,7 @@ struct BwdShape {
   int head_dim, head_dim_v;                            // columns of the compiled dK/dV kernel
   int columns_v;                                       // columns of v without padding
   bool aligned;     // queries cannot be cut: ALiBi, bias and dropout depend on a query's position
-  bool normalizes;  // fp32: the kernel that recomputes dQ runs first, and finds dK/dV's normalizers
+  bool normalizes;  // fp32: the kernel that recomputes dQ runs first and computes the normalizers
   MaskBand mask;
   const int* key_slots;  // MaskParams::key_slots in host memory; null: not known
   bool per_head;         // query heads have different masks
@@ -97,7 +97,7 @@ struct BwdKernels {
   int blocks_per_sm;  // resident blocks of that kernel per multiprocessor
   int dq_rows;        // queries per block of the dQ = dS @ K kernel; 0: dS cannot be stored
   int dq_blocks_per_sm;
-  int cluster = 1;  // blocks of the dK/dV kernel that share keys
+  int cluster = 1;  // number of blocks of the dK/dV kernel that share the same keys
   // True if the fields of the dK/dV kernel, here and in BwdShape, describe the fused kernel. If the
   // plan is not `fused`, the caller must plan again with the fields of the dK/dV kernel itself.
   bool fused = false;
@@ -137,12 +137,12 @@ struct BwdPlan {
   std::vector<BwdStep> steps;
   int64_t ds_tiles_per_head = 0;  // largest value of all chunks
   // Bytes, except stripe_rows:
-  int64_t ds = 0;          // spilled dS of the largest chunk
+  int64_t ds = 0;          // stored dS of the largest chunk
   int64_t dq_accum = 0;    // fp32 sums of dQ: kept between key chunks, or of a fused chunk
   int64_t dq_turns = 0;    // counters of the fused kernel
   int64_t dk_partial = 0;  // fp32 dK: partial sums of the splits, or sums kept between query chunks
   int64_t dv_partial = 0;
-  int64_t stripe_rows = 0;  // rows between the partial sums of two query splits
+  int64_t stripe_rows = 0;  // distance in rows between the partial sums of two query splits
   int64_t statistics = 0;   // lse, delta, normalizers; not limited by the budget
 
   // Number of partial sums of dK and dV.

@@ -1,4 +1,4 @@
-// Base class of the planners. They cut a backward call only between units and between key steps.
+// Base class of the planners of a backward call. They cut keys only between key steps.
 #pragma once
 
 #include <algorithm>

@@ -21,8 +21,8 @@ inline void set_bias_factor(FwdParams& p) { p.bias.factor = 1.0f / p.softmax_sca
 inline void set_bias_factor(BwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
 
 // Returns the parameters of dropout with probability p, which is rounded to a multiple of 1 / 65536
-// and limited to 1 - 1 / 65536. If p rounds to 0, returns those of no dropout. rng_state: [2] on
-// the device.
+// and limited to 1 - 1 / 65536. Returns {} (no dropout) if p rounds to 0. rng_state: [2] seed and
+// offset, on the device.
 inline DropoutParams make_dropout(double p, const int64_t* rng_state) {
   const double kept = std::max(std::floor((1.0 - p) * 65536.0 + 0.5), 1.0);
   if (kept == 65536.0) return {};

@@ -10,7 +10,7 @@
 
 namespace flash_dist {
 
-// With this many waves, blocks of unknown lengths balance.
+// With this many waves, the load is balanced even if the lengths of the blocks are unknown.
 constexpr int64_t UNEVEN_WAVES = 16;
 // The delay of the last blocks, as a fraction of the longest block's time: 1 / (LATE_OF_FIRST *
 // waves) if the longest blocks start first, else 1 / LATE_OF_LAST.
@@ -23,7 +23,7 @@ constexpr int64_t WORTH = 50;
 constexpr int64_t SUM_STEPS = 3;
 constexpr int64_t LAUNCH_STEPS = 1;
 // Query splits must save each block at least this many query tiles. Otherwise the extra launch,
-// which adds their partial sums, takes as long as they save.
+// which adds the partial sums, takes at least as long as the splits save.
 constexpr int64_t LEAST_SAVED = 4;
 // Under a causal mask with one query head per kv head, dQ is summed from the first keys to the last
 // in two cases. With at most FIRST_KEYS_WAVES waves of blocks, this order balances them. With at
@@ -72,8 +72,8 @@ class SplitPlanner : PlanGrid {
   // True if dQ is summed from the first keys to the last, which starts the longest blocks first if
   // more queries attend to the first keys than to the last. All blocks then start with the last
   // queries and wait for each other there; several query heads per kv head hide these waits. NOTE:
-  // false for packed sequences: the longest length depends on the batch, and a sequence must get
-  // the same bits as when it is alone.
+  // false for packed sequences: the longest length depends on the batch, and the bits of a sequence
+  // must not depend on the other sequences.
   bool first_keys_come_first() const {
     if (!knows_lengths() || shape_.mask.kind == MaskKind::TILES || shape_.per_head) return false;
     if (!grows(false)) return false;
@@ -82,9 +82,9 @@ class SplitPlanner : PlanGrid {
   }
 
   // True if waiting for the dQ semaphores takes longer than storing dS: the first query tile
-  // attends to more than half of the key tiles. The blocks of these key tiles start with it one
-  // after the other. With more than WAITING_ROUNDS waves only the first wave waits. At head_dim 64
-  // storing dS takes 1.5 times as long, so waiting is cheaper.
+  // attends to more than half of the key tiles. The blocks of these key tiles start with that query
+  // tile one after the other. With more than WAITING_ROUNDS waves only the first wave waits. At
+  // head_dim 64 storing dS takes 1.5 times as long, so waiting is cheaper.
   bool waits(const BwdPlan& plan) const {
     if (shape_.mask.kind != MaskKind::BAND || packed() || shape_.head_dim <= 64) return false;
     const int64_t all = blocks(units_, key_steps_) * plan.group_split;
@@ -144,8 +144,8 @@ class SplitPlanner : PlanGrid {
     return lengths;
   }
 
-  // True if one half of the keys has more than 1.25 times as many dS tiles as the other half.
-  // ascending: true if this is the second half; otherwise, if it is the first half.
+  // Compares the dS tiles of the two halves of the keys. True if the second half (if ascending) or
+  // the first half (otherwise) has more than 1.25 times as many as the other half.
   bool grows(bool ascending) const {
     const int half = key_steps_ / 2;
     const int64_t first = slots(0, half), second = slots(key_steps_ - half, key_steps_);

@@ -80,8 +80,8 @@ __device__ __forceinline__ Operand<HEAD_DIM> share(Operand<HEAD_DIM> b_trans, in
   return {b_trans.row, b_trans.phase ^ (number << 5)};
 }
 
-// Stores this warp's columns of MT 16-row tiles, rounded, as A fragments of 16 columns. A fragment
-// has FRAGMENT_BYTES bytes, a tile has BLOCKS fragments. at: this lane's address in fragment 0.
+// Rounds this warp's columns of MT 16-row tiles and stores them as A fragments of 16 columns. A
+// fragment has FRAGMENT_BYTES, a tile has BLOCKS fragments. at: this lane's address in fragment 0.
 // share: index of the warp's part of the columns.
 template <class Target, class T, int BLOCKS, int MT, int NT>
 __device__ __forceinline__ void put_fragments(uint32_t at, const Accumulator<MT, NT>& c,
@@ -160,7 +160,7 @@ __device__ __forceinline__ void store_staged(uint32_t tile, int lane, uint16_t* 
   }
 }
 
-// Stores whole rows of a warp's accumulator, through rows of a tile that no other warp uses.
+// Stores whole rows of a warp's accumulator, by way of rows of a tile that no other warp uses.
 template <class Target, class T, int HEAD_DIM, int MT>
 __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& c,
                                            uint32_t warp_tile, uint16_t* dst, int64_t row_stride,
@@ -172,7 +172,7 @@ __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& 
                                       columns);
 }
 
-// Writes a warp's rows of a sum, rounded, through its rows of a tile that no other warp uses. With
+// Rounds a warp's rows of a sum and writes them through the warp's rows of a tile. With
 // Config::SPLIT > 1, `part` selects the warp's columns, and all warps of the block must call this.
 template <class Config, int COLUMNS, int NT>
 __device__ __forceinline__ void store_sum(const Accumulator<Config::ROW_TILES, NT>& c,
@@ -197,8 +197,8 @@ __device__ __forceinline__ void store_sum(const Accumulator<Config::ROW_TILES, N
   }
 }
 
-// Calls f(x, y, address) for each pair of columns of a lane's part of fp32 sums, in rows that
-// exist. The sums are partial sums of a group split, or kept between query chunks.
+// Calls f(x, y, pair) for each pair of columns x, y of a lane's rows that exist. pair: reference to
+// the same columns in `sums`: partial sums of a group split, or sums kept between query chunks.
 template <int SPLIT, int MT, int NT, class Sums, class F>
 __device__ __forceinline__ void each_partial(Sums& c, float* sums, int row_limit, int part, F f) {
   const int lane = threadIdx.x % 32;

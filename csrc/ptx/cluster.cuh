@@ -37,8 +37,8 @@ __device__ __forceinline__ uint32_t address_in(int rank, uint32_t smem) {
 }
 
 // Returns 0. Code that uses the result waits for x, because ptxas does not know that rank / 16 is
-// 0. Without this wait, an arrival or a store in another block may overtake earlier loads from
-// shared memory.
+// 0. Without this wait, an arrival at a barrier of another block, or a store to its memory, may
+// overtake earlier loads from shared memory.
 __device__ __forceinline__ uint32_t zero_behind(uint32_t x, int rank) {
   return x & static_cast<unsigned>(rank) / 16;
 }

@@ -7,8 +7,8 @@
 namespace flash_dist {
 
 // Does nothing, unless the kernels are compiled with FLASH_DIST_DELAYS (docs/debugging.md). Then
-// this warp sleeps: mostly for less than a microsecond, sometimes for 100 times as long as a matrix
-// product takes.
+// this warp sleeps: mostly for less than a microsecond, rarely for tens of microseconds, which is
+// much longer than a matrix product takes.
 //
 // NOTE: delay() has no branch, so that the surrounding code stays the same. All lanes sleep equally
 // long, so that they stay converged.

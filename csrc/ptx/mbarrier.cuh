@@ -1,6 +1,6 @@
 // Barriers in shared memory that count arrivals and the bytes of asynchronous copies. A phase ends
-// when all expected arrivals and bytes have come. Phases have alternating parities; the first has
-// parity 0.
+// after all expected arrivals, and after all expected bytes are copied. Phases have alternating
+// parities; the first has parity 0.
 #pragma once
 
 #include <cstdint>

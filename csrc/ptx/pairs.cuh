@@ -8,7 +8,7 @@
 
 namespace flash_dist {
 
-// Returns the elementwise products of two pairs, rounded.
+// Returns the rounded elementwise products of two pairs.
 template <class T>
 __device__ __forceinline__ uint32_t multiply_pairs(uint32_t x, uint32_t y) {
   uint32_t r;
@@ -20,8 +20,8 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t x, uint32_t y) {
   return r;
 }
 
-// Returns an elementwise mask: 0xffff where the element of x is at most that of y, and 0 elsewhere,
-// also where one is NaN.
+// Returns an elementwise mask: 0xffff where the element of x is at most that of y, and 0 elsewhere
+// or where either element is NaN.
 template <class T>
 __device__ __forceinline__ uint32_t not_above(uint32_t x, uint32_t y) {
   uint32_t r;

@@ -38,7 +38,7 @@ __device__ __forceinline__ void load_box(uint32_t smem, const CUtensorMap& map, 
 // L2 eviction priority of the bytes of a copy, as createpolicy.fractional encodes it.
 enum class Caching : uint64_t { NORMAL = 0x1000000000000000, EVICT_FIRST = 0x12f0000000000000 };
 
-// Like load_box(), with a choice for L2.
+// Like load_box(), with an L2 eviction priority.
 __device__ __forceinline__ void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at,
                                          uint32_t barrier, Caching caching) {
   delay();

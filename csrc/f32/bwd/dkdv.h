@@ -9,7 +9,7 @@
 //           columns and owns that slice of dK and dV. P^T and dS^T stay in registers.
 // Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse, delta and the
 //           normalizers (of dq_recompute.h), the slices' partial sums of S^T or dP^T.
-// Pipeline  the query tiles of every query head of the split, in ascending order, which is the
+// Pipeline  The query tiles of every query head of the split, in ascending order, which is the
 //           order of summation.
 #pragma once
 
@@ -207,7 +207,7 @@ struct F32Dkdv {
         st, Rows::at(tiles.k, warp.row0(), warp.column0()), q_slice);
   }
 
-  // Replaces S^T by P^T, after soft cap, ALiBi, bias and mask.
+  // Applies soft cap, ALiBi, bias and mask to S^T, and replaces it with P^T.
   __device__ __forceinline__ void exponentiate(Scores& pt, const F32DkdvItem& item,
                                                const Warp& warp, int s, int code) const {
     if (p.scores.has_score_mod) {
@@ -240,8 +240,8 @@ struct F32Dkdv {
   __device__ __forceinline__ void take_cap(Scores& dst, Scores& pt, const F32DkdvItem& item,
                                            const Warp& warp, uint32_t q_slice, int s) const {
     if (p.scores.softcap != 0.0f && p.scores.softcap < PRECISE_CAP) {
-      // Recomputes S^T in place of P^T, because for a small cap lse and P^T do not determine tanh
-      // well enough.
+      // Recomputes S^T in place of P^T: for a small cap, tanh cannot be computed accurately enough
+      // from lse and P^T.
       multiply_qk(pt, warp, q_slice);
       slices_done(warp);
       sum_slices(pt, warp, sExchange());

@@ -37,7 +37,7 @@ struct F32DqRecompute {
   using Warp = WarpPlace<Config>;
   using Scores = Accumulator<1, BLOCK_N / 8>;
   using Sum = Accumulator<1, SLICE / 8>;
-  using Statistics = float[2];  // for the lane's rows g and g + 8
+  using Statistics = float[2];  // for the lane's rows lane / 4 and lane / 4 + 8
 
   const BwdParams& p;
   const DqTiles<Config>& tiles;

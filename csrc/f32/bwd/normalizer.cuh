@@ -13,8 +13,8 @@
 namespace flash_dist {
 
 // Normalizer of a row of P that sums to `sum`. If rounding does not explain the difference from 1,
-// lse covers more keys than this call has (those of a whole ring, for example), and the normalizer
-// is 1. `rounding` allows for three errors, each at most 2^-24 relative: of lse, of lse * log2(e),
+// lse covers more keys than this call has (in ring attention, for example), and the normalizer is
+// 1. `rounding` allows for three relative errors of at most 2^-24 each: of lse, of lse * log2(e),
 // and of score * scale. Adding 16 to |lse| allows for errors of the sum.
 __device__ __forceinline__ float normalizer(float sum, float lse_log2) {
   const float rounding = fminf(0x1p-22f * (fabsf(lse_log2) + 16.0f), 0.5f);

@@ -18,7 +18,7 @@ struct F32FwdWork {
   int row0;                // index of the block's first query
   int rows;                // queries from row0 to the end of the sequence
   MaskPlace place;
-  RowSpan keys;  // from the first to the last key that is visible to any query
+  RowSpan keys;  // the result of Mask::keys_that_exist()
   float slope;   // ALiBi slope
   KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
 

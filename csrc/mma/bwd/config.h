@@ -28,7 +28,7 @@ struct DkdvConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int ROW_TILES = ROWS / 16;
   static constexpr int QUERIES = SUB_M / SPLIT;  // columns of a warp's S^T
   // True if matrix products are unrolled fully: 5 % faster on an H200 at head_dim 128. At head_dim
-  // 64 full unrolling would spill 8 to 20 bytes.
+  // 64, full unrolling would spill 8 to 20 bytes.
   static constexpr bool WHOLE = Target::HAS_CP_ASYNC && HEAD_DIM == 128 && !DROPS;
   static constexpr int UNROLL_S = WHOLE ? 8 : DROPS ? 2 : STEPS_AHEAD<Target>;
   static constexpr int UNROLL_DP = WHOLE ? 8 : 2;
@@ -87,7 +87,7 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DqGemmConfig
     : Config<DqGemmPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DqGemmPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
-  using Plan::SPLIT;  // warps that share queries; each owns every SPLIT-th 16 columns
+  using Plan::SPLIT;  // warps that share queries; each owns every SPLIT-th block of 16 columns
   static constexpr int BLOCK_M = Plan::WARPS / SPLIT * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
@@ -110,7 +110,7 @@ template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int P
 struct DqRecomputeConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool DROPS = DROPS_;
   // SPLIT warps share their queries. Each computes dS for part of the keys, and owns every SPLIT-th
-  // 16 columns of dQ.
+  // block of 16 columns of dQ.
   using Plan::SPLIT;
   static constexpr int BLOCK_M = Plan::WARPS / SPLIT * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;

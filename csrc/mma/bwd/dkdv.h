@@ -1,4 +1,4 @@
-// dK, dV and the dS that the dQ kernel multiplies with K. No atomics: a block owns its keys.
+// dK, dV and the dS that the dQ kernel multiplies by K. No atomics: a block owns its keys.
 //
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
@@ -6,7 +6,7 @@
 // Grid      x = key tile, (batch, kv head) pair of the chunk, group split.
 // Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim. P^T and dS^T stay in its
 //           registers as A operands. SPLIT > 1: dK and dV of whole rows would take all
-//           registers, so SPLIT warps own ROWS keys. Each computes S^T and dP^T for part of the
+//           registers, so SPLIT warps share ROWS keys. Each computes S^T and dP^T for part of the
 //           stage's queries, exchanges P^T and dS^T through shared memory, and accumulates part of
 //           the columns.
 // Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse and delta.
@@ -91,8 +91,8 @@ struct DkdvCopies {
   }
 };
 
-// Writes the warp's part of dK and dV: either as partial sums, or rounded, through the warp's rows
-// of K and V in shared memory.
+// Writes the warp's part of dK and dV, either as fp32 partial sums or rounded to T. Rounded rows go
+// through the warp's rows of K and V in shared memory.
 template <class Config>
 __device__ __forceinline__ void store_sums(DkSum<Config>& dk, const DvSum<Config>& dv,
                                            const BwdParams& p, const DkdvTiles<Config>& tiles,
@@ -163,7 +163,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   run_pipeline<Target, Config::STAGES>(DkdvCursor<Config>::count(p, smem.work), fetch, land,
                                        compute);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-  // Every warp has read K and V. If there are no items, the copies of K and V may be in flight.
+  // All warps have read K and V, and the copies of K and V are complete even without items.
   __syncthreads();
   if constexpr (Config::DROPS) dv.scale(dropout_of(p).scale);
   store_sums<Config>(dk, dv, p, tiles, warp);

@@ -16,7 +16,7 @@
 
 namespace flash_dist {
 
-// The warp's keys: ROWS keys from row0 of the block on, shared by a team of SPLIT warps.
+// The warp's keys: ROWS keys, from key row0 of the block on, shared by a team of SPLIT warps.
 template <class Config>
 struct DkdvWarp {
   int lane, number;
@@ -45,7 +45,7 @@ using DvSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SP
 // less.
 enum class ScoreMod { NO, YES, MAYBE };
 
-// A stage of queries, multiplied with the warp's keys.
+// Computes P^T and dS^T for a stage of queries and the warp's keys.
 template <class Config>
 struct DkdvStep {
   using Target = typename Config::Target;
@@ -186,7 +186,7 @@ struct DkdvStep {
   }
 };
 
-// Adds the part of a stage of queries to dK and dV.
+// Adds the contribution of a stage of queries to dK and dV.
 template <class Config>
 struct DkdvCompute {
   using Step = DkdvStep<Config>;

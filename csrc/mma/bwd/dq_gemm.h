@@ -1,4 +1,4 @@
-// dQ = dS @ K from the spilled dS, over the key tiles of the chunk visible to a block's queries.
+// dQ = dS @ K from the stored dS. A block sums over the chunk's key tiles visible to its queries.
 //
 // Grid      x = query tile, query head of the chunk's (batch, kv head) pairs.
 // Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim. SPLIT = 2: two warps share
@@ -153,8 +153,8 @@ struct DqGemm {
   const int &lane, &part;  // part: index among the SPLIT warps of these queries
   const int& warp_row0;    // the warp's first query in the block
 
-  // Calls f(x, y, address) for each pair of columns of this lane's part of dQ, with the pair's
-  // address in dq_accum.
+  // Calls f(x, y, pair) for each pair of columns x, y of this lane's part of dQ. pair: a reference
+  // to the same columns in dq_accum.
   template <class F>
   __device__ __forceinline__ void each_accumulated(Sum& dq, F f) const {
 #pragma unroll
@@ -187,7 +187,7 @@ struct DqGemm {
     }
   }
 
-  // Writes dQ, rounded, through the shared memory of the stages.
+  // Rounds dQ and writes it through the shared memory of the stages.
   __device__ __forceinline__ void store(Sum& dq) const {
     dq.scale(gradient_scale<T>(p.softmax_scale));
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();

@@ -4,8 +4,8 @@
 //
 // Grid      x = query tile, query head of the (batch, kv head) pairs.
 // Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim. dS stays in its registers
-//           as the A operand. SPLIT > 1: SPLIT warps own ROWS queries. Each computes dS for part of
-//           the stage's keys, exchanges it through shared memory, and accumulates part of the
+//           as the A operand. SPLIT > 1: SPLIT warps share ROWS queries. Each computes dS for part
+//           of the stage's keys, exchanges dS through shared memory, and accumulates part of the
 //           columns.
 // Shared    Q and dO (for the block's lifetime), STAGES stages of K and V.
 #pragma once
@@ -150,7 +150,7 @@ struct DqRecompute {
     if (code != TILE_FULL) apply_mask(scores, mask, block.row0 + warp_row0, key0 + sub, code);
   }
 
-  // Writes dQ, rounded, through the warp's rows of Q in shared memory.
+  // Rounds dQ and writes it through the warp's rows of Q in shared memory.
   __device__ __forceinline__ void store(Sum& dq) const {
     dq.scale(gradient_scale<T>(p.softmax_scale));
     const DqBlock again(p, BLOCK_M);

@@ -109,7 +109,7 @@ struct ShortSequence {
     return Mask(p.mask, MaskPlace(p.mask, at.sequence, at.block.batch, at.head(p, head_in_group)));
   }
 
-  // Returns the mask's code of the only tile.
+  // Returns the mask's code for the block's only tile.
   __device__ __forceinline__ int code_of(const Mask& mask) const {
     if (mask.is_list()) {
       const TileList& list = p.mask.by_query[0];
@@ -216,7 +216,7 @@ struct ShortSequence {
                                 });
   }
 
-  // Adds a query head's part to dK and dV of the warp's keys, and stores dS^T of this head.
+  // Adds a query head's contribution to dK and dV of the warp's keys, and stores dS^T of this head.
   __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int head_in_group) const {
     const float scale_log2 = p.softmax_scale * LOG2_E;
     const Mask mask = mask_of(head_in_group);
@@ -271,7 +271,7 @@ struct ShortSequence {
     }
   }
 
-  // Stores dS^T of the warp's keys and 16 queries, from 16-byte chunk `chunk` of its rows on.
+  // Stores dS^T of the warp's keys and 16 queries. chunk: index of their first 16-byte chunk.
   __device__ __forceinline__ void store_ds(const uint32_t (&r)[4], int chunk) const {
     using Layout = SwizzledRows<TILE>;
     const int lane = fresh_thread() % 32;
@@ -286,7 +286,7 @@ struct ShortSequence {
   __device__ __forceinline__ void store_queries(int head_in_group) const {
     Accumulator<1, HEAD_DIM / 8> dq;
     dq.clear();
-    const auto a_ds = OperandS::b(ds());  // b() reads dS^T transposed, which gives the A operand dS
+    const auto a_ds = OperandS::b(ds());  // ldmatrix_x4_trans then reads the A operand of dS
 #pragma unroll 1
     for (int key0 = 0; key0 < seqlen_k; key0 += 16) {
       uint32_t rDs[1][4];
@@ -297,7 +297,7 @@ struct ShortSequence {
     store(dq, q(), p.dq, head_in_group, p.head_dim, place().sequence.q0, seqlen_q);
   }
 
-  // Writes the warp's rows of a gradient, through rows of a tile that no other warp uses.
+  // Writes the warp's rows of a gradient. They go through rows of `tile` that no other warp uses.
   template <int NT>
   __device__ __forceinline__ void store(const Accumulator<1, NT>& c, uint32_t tile,
                                         const View& view, int head_in_group, int columns,

@@ -56,7 +56,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     return KEY_GROUPS == 1 ? i : i * KEY_GROUPS + warp_n / KEY_WARPS;
   }
 
-  // Exchanged between warps that share rows, for one key block.
+  // Data exchanged between warps that share rows, for one key block.
   struct Exchange {
     alignas(128) uint16_t p[BLOCK_ROWS * KEY_BLOCK];
     float tops[WARPS_N][BLOCK_ROWS];  // row maxima over a warp's keys

@@ -9,9 +9,9 @@
 // Pipeline  Copies to all stages of the ring but one are in flight: tiles of K of a key block, then
 //           its tiles of V, then the next key block, also across work tiles.
 //
-// Each key block has its own softmax. Key blocks are combined to groups, and groups to the work
-// tile. If other splits have key blocks of the work tile, this split stores partials, which
-// core/decode_combine.h combines in the same order.
+// Each key block has its own softmax. Key blocks are combined into groups, and groups into the
+// result of the work tile. If other splits have key blocks of the work tile, this split stores
+// partials, which core/decode_combine.h combines in the same order.
 #pragma once
 
 #include <type_traits>
@@ -120,7 +120,7 @@ struct DecodeBlock {
     if constexpr (Config::LOADS_LATE) queries.load(p, at);
     queries.store(shared_address(smem.q));
   }
-  // Loads the queries of the next work tile to registers, during the last key block of this one.
+  // Loads the queries of the next work tile into registers, during the last key block of this one.
   __device__ __forceinline__ void load_next_queries(Queries& queries) const {
     if constexpr (!Config::LOADS_LATE) {
       DecodeCursor next = at;

@@ -1,14 +1,14 @@
 // Forward attention on mma.sync: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
-// Grid      x = query tile, batch and query head. A head's causal tiles come longest first.
+// Grid      x = query tile (the last first: it is the longest if causal), batch and query head.
 // Block     SPLIT = 1: a warp owns ROWS query rows over the whole head_dim. P stays in its
 //           registers as the A operand. SPLIT > 1: O of whole rows would take all registers, so
-//           SPLIT warps own ROWS queries. Each computes S for part of the keys, exchanges row
+//           SPLIT warps share ROWS queries. Each computes S for part of the keys, exchanges row
 //           maxima and P through shared memory, and accumulates part of the columns.
 // Shared    Q tile (reused for the output), one K tile, one V tile; with SPLIT > 1 P.
 // Pipeline  V(j) is copied during S = Q @ K(j).T, K(j - 1) during the softmax and P @ V(j). Key
-//           blocks run from last to first: those with a causal mask come first, and the long loop
-//           has no mask.
+//           blocks run from last to first: the few that a causal mask cuts come first, and the long
+//           loop after them applies no mask.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -29,7 +29,7 @@ __device__ __forceinline__ const T& pick(const T& first, const T& second) {
   }
 }
 
-// O of a warp's queries. With SPLIT > 1, only its part of the columns.
+// O of a warp's queries. With SPLIT > 1, only the warp's part of the columns.
 template <class Config>
 using FwdSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
 

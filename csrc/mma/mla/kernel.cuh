@@ -8,8 +8,8 @@
 //           the partial sums and so has all of S, as fragments of the second product. Warps
 //           exchange nothing else. O: a warp has some columns, for all keys.
 // Shared    A ring of tiles of K; Q; S.
-// Pipeline  Copies to all stages of the ring but one are in flight. Two barriers per tile: its
-//           copies have landed, and S is stored.
+// Pipeline  Copies to all stages of the ring but one are in flight. Each tile has two barriers:
+//           after its copies have landed, and after S is stored.
 //
 // Each key block of 128 keys has an online softmax over its tiles. Key blocks and groups are
 // combined as in mma/decode/kernel.cuh.
@@ -41,7 +41,7 @@ template <class Config>
 struct LatentQueries {
   uint32_t steps[Config::STEPS][4];
 
-  // Loads Q through sQ to registers. All threads must call this, after all of them have finished
+  // Loads Q into registers, through sQ. All threads must call this, after all of them have finished
   // reading sQ.
   __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at, uint32_t sQ,
                                        int part) {
