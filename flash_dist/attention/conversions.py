@@ -37,7 +37,7 @@ _GONE: Final = -1  # used instead of the version of a tensor that was freed
 
 
 class Conversions(Generic[Made]):
-    """Cache of results by source object. The results of an object are dropped when it is freed."""
+    """Cache of results by source object. When the object is freed, its results are dropped."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[weakref.ref[Any], dict[Hashable, Made]]] = {}

@@ -28,7 +28,7 @@ def attend_heads_first(  # noqa: PLR0913 - one attention problem
     bias: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse for 4-D tensors in torch's layout, without copying them.
+    """Return out and lse for 4-D tensors in torch's layout. Axes are swapped without a copy.
 
     Args:
         tensors: query [batch, num_heads_q, seqlen_q, head_dim], key [batch or 1, num_heads_kv,

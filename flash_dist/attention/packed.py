@@ -88,9 +88,9 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
 
     With block_table, keys and values are read from pages. With seqused_k (keyword-only), sequence b
     has only its first seqused_k[b] keys. Both give the bits of `flash_attn_with_kvcache`. Pages
-    have no gradients: a call with block_table that needs gradients raises an error. A call that
-    needs gradients and has only seqused_k gives the bits of packed sequences. Gradients of unused
-    keys are 0.
+    have no gradients: a call with block_table that needs gradients raises an error. A call without
+    block_table that needs gradients gives the bits of packed sequences instead. With seqused_k, the
+    gradients of unused keys are 0.
 
     cu_seqlens must begin with 0 and must not decrease. They must not exceed total_q and total_k,
     and no sequence may be longer than max_seqlen. This is checked on the CPU, and on a GPU with

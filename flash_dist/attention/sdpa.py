@@ -135,7 +135,7 @@ def read_causal_bias(mask: object, *, is_causal: bool) -> Band | None:
 
 
 def to_torch(band: Band, query: Tensor, key: Tensor) -> tuple[Tensor | None, bool]:
-    """Return a band from `read_causal_bias` as the arguments attn_mask and is_causal of torch."""
+    """Return attn_mask and is_causal for torch's function, given a band of `read_causal_bias`."""
     if not band.bottom_right:
         return None, True
     seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]

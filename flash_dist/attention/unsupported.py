@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Others(TypedDict, total=False):
-    """Arguments of flash-attention 3 and 4 that flash-attention 2 does not have, or of vLLM."""
+    """Arguments of flash-attention 3 and 4, and of vLLM, that flash-attention 2 does not have."""
 
     attention_chunk: int
     aux_scalars: None

@@ -89,7 +89,7 @@ def _read_lines(
 ) -> Tensor:
     """Return which pairs are visible: booleans [lines, block_q, columns * block_k].
 
-    A line is all blocks of one query block.
+    A line is all key blocks of one query block.
 
     Args:
         block_mask: The mask.

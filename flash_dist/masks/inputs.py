@@ -36,7 +36,10 @@ class Shape(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes that a mask was made for. None fits any size; a batch or heads of 1 does, too."""
+    """The sizes that a mask was made for.
+
+    None fits any size. For batch and num_heads_q, 1 also fits any size.
+    """
 
     batch: int | None = None
     num_heads_q: int | None = None
@@ -228,7 +231,7 @@ def require_most(name: str, values: Tensor, most: int) -> None:
 
 
 def require_bool(name: str, value: object) -> None:
-    """Raise TypeError unless a value is a Python, NumPy or symbolic bool; 0 and 1 are not."""
+    """Raise TypeError unless a value is a Python, NumPy or symbolic bool. Integers are refused."""
     if value is True or value is False:
         return
     if not isinstance(value, torch.SymBool) and not _is_numpy_bool(value):

@@ -147,7 +147,7 @@ class IntervalMask(NamedTuple):
         return _list_layout(self[1:5])
 
     def require(self, q: Tensor, k: Tensor) -> None:
-        """Raise ValueError if the mask was made for another shape or device than that of a call.
+        """Raise ValueError if the shape or device of a call is not that of the mask.
 
         Args:
             q: [batch, seqlen_q, heads..., head_dim].
@@ -389,6 +389,12 @@ def list_integers(*sizes: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def list_key_slots(seqlen_q: int, seqlen_k: int, *, causal: bool) -> Tensor:
-    """Return `_key_slots` on the CPU, cached: the host plans the backward with it."""
+    """Return `_key_slots` as a cached int32 tensor on the CPU, for the host's plan of the backward.
+
+    Do not write to the tensor.
+
+    Raises:
+        ValueError: There are too many tiles.
+    """
     require_index(_tiles(seqlen_q) * _tiles(seqlen_k))
     return _key_slots(seqlen_q, seqlen_k, "cpu", causal=causal).to(torch.int32)

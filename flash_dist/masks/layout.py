@@ -30,9 +30,9 @@ LINES: Final = (1, 2)  # tiles per line of a list
 BAND_INTS: Final = ("kind", "left", "right", "bottom_right")  # left or right -1: unbounded
 SIZES: Final = ("kind", "batches", "heads", "seqlen_q", "seqlen_k")
 
-LIST: Final = {"begin": 1, "entries": 4, "slots": 2}  # by array of a tile list: int32 per element
+LIST: Final = {"begin": 1, "entries": 4, "slots": 2}  # int32 values per element of a list's arrays
 
-ARRAYS: Final[dict[str, int]] = {  # by array of a plan: int32 values per element, see plan.py
+ARRAYS: Final[dict[str, int]] = {  # int32 values per element of a plan's arrays, see plan.py
     "key_bounds": 2,
     "rows": 2,
     "query_ranges": 4,

@@ -18,7 +18,10 @@ MOST_PAIRS: Final = 1 << 24  # with more pairs, _key_ranges_by_size is faster
 
 
 def to_tiles(x: Tensor) -> Tensor:
-    """Return [..., rows] as [..., tiles, TILE]: a view, or a copy padded with 0."""
+    """Return [..., rows] as [..., tiles, TILE]: a view, or a copy if the last tile is padded.
+
+    The padding is 0.
+    """
     missing = -x.shape[-1] % TILE
     padded = pad(x, (0, missing)) if missing else x  # pad would copy
     tiles: Tensor = padded.unflatten(-1, (-1, TILE))
@@ -87,7 +90,7 @@ def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
 def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
     """Return first and end query tile [..., key tiles], given the key tiles of each query tile.
 
-    This compares every query tile with every key tile: few kernel launches, but memory for up to
+    This compares every query tile with every key tile: few kernel launches, but memory for about
     PAIRS_AT_ONCE pairs.
     """
     query_tiles, planes = begin.shape[2], begin.shape[:2]
@@ -113,8 +116,8 @@ def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Ten
 
     Two runs, which may overlap, cover the key tiles of a query tile. Each is as long as the largest
     power of 2 that fits. The loop begins with the longest runs. In each step, entry n is the first
-    (or the end) of the query tiles whose run of this size begins at key tile n. For the next step,
-    a run is split into two halves, which begin at n and n + size.
+    (or the end) of the query tiles that have a run of length `size` from key tile n on. For the
+    next step, each run is split into halves, which begin at n and n + size / 2.
     """
     query_tiles, length = begin.shape[2], (end - begin).clamp(min=0)
     m = torch.arange(query_tiles, device=begin.device).expand_as(begin)

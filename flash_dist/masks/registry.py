@@ -83,7 +83,10 @@ def outside_graphs(function: Function) -> Function:
 def lookup_or_make(
     cached: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int
 ) -> Value:
-    """Return the cached value of a key, or make and cache it. Drop all but the last `most` used."""
+    """Return the value cached for a key, or make and cache it.
+
+    If more than `most` values are cached, the least recently used one is dropped.
+    """
     if key not in cached:
         cached[key] = make()
     cached.move_to_end(key)

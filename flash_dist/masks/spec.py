@@ -69,9 +69,9 @@ class BlockMask:
     that were made outside of them.
 
     `full`, `causal`, `sliding_window`, `padding` and `prefix` fit any seqlen. The others have fixed
-    seqlens. Only `from_intervals` without seqlen_k fits each seqlen_k that is at least the largest
-    hi. A call with another shape raises ValueError. A mask with a batch axis of size 1 fits any
-    batch, and one with a heads axis of size 1 any number of heads.
+    seqlens, except that `from_intervals` without seqlen_k fits any seqlen_k from the largest hi up.
+    A call with another shape raises ValueError. A batch axis of size 1 fits any batch, and a heads
+    axis of size 1 fits any number of heads.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class BlockMask:
     _sizes: Sizes
     _terms: tuple[Term, ...]
     handle: int  # number by which compiled graphs refer to the mask, see registry.py
-    is_packed: bool  # includes a mask of `packed`: no query attends to keys of another sequence
+    is_packed: bool  # made with `packed`: no query attends to keys of another sequence
 
     def __init__(self) -> None:
         raise complain(

@@ -1,4 +1,4 @@
-"""Terms of masks. A term allows some keys to each query; a mask is the intersection of its terms.
+"""Terms of masks. A term limits the keys of each query; a mask is the intersection of its terms.
 
 A term checks whether it fits a call, and returns the keys that each query attends to: as intervals
 if possible, else as words of bits.py. Tests compare these with `visible`, which follows the term's
@@ -34,9 +34,9 @@ class Term(ABC):
         self.sizes.require(shape)
 
     def values(self) -> tuple[Any, ...]:
-        """Return the values to save in a file. Tensors are copied, as saving a view saves its base.
+        """Return the values to save in a file; a Band becomes a tuple.
 
-        A Band becomes a tuple.
+        Tensors are copied, because saving a view would save its whole storage.
         """
         given = (getattr(self, one.name) for one in fields(self) if one.init)
         return tuple(
@@ -299,7 +299,7 @@ class _IdsTerm(Term):
     def _sorted_ids(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q_ids, the sorted k_ids, and the key index of each sorted id.
 
-        All have shape [batch, seqlen_q or seqlen_k], with the same batch.
+        q_ids have shape [batch, seqlen_q], the others [batch, seqlen_k].
         """
         values, order = self.k_ids.sort(dim=-1, stable=True)
         batch, _ = self.sizes.planes()

@@ -177,7 +177,7 @@ def _attend(
 
 
 def _see_unpacked(layer_mask: LayerMask, packing: Packing | None) -> BlockMask | None:
-    """Return the mask of a call with a bias, whose tensors stay unpacked; None for a band.
+    """Return the mask for tensors with a batch axis, which a bias requires; None for a band.
 
     Raises:
         ValueError: The caller passes packed documents.

@@ -32,7 +32,7 @@ class Padding(NamedTuple):
         return cls(exists, torch.minimum(first, end), end)
 
     def has_gaps(self) -> Tensor:
-        """Return, as a tensor, whether any row has padding between its keys."""
+        """Return, as a tensor, whether any row has padding between other keys."""
         return (self.exists.sum(1) != self.end - self.first).any()
 
 
@@ -40,8 +40,8 @@ def read_padding(tokens: Tensor | None, keys: int) -> Padding | None:
     """Return the padding of the keys; None without padding. Waits for the GPU.
 
     Args:
-        tokens: [batch, at most keys], True or nonzero for tokens that are not padding. Later keys
-            are padding, too, if any token is. None: no padding.
+        tokens: [batch, at most keys], 0 or False for padding; None: no padding. If there is
+            padding, keys past the last token are padding, too.
         keys: Number of keys.
     """
     if tokens is None:

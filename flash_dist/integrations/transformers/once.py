@@ -41,7 +41,7 @@ def find_packed(positions: Tensor, batch: int) -> Segments | None:
 def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tensor:
     """Return the length of the longest sequence: `given`, or computed if `given` is None.
 
-    Reading a tensor on a GPU waits. In a graph, tensors are not read but returned.
+    Reading a tensor on a GPU waits. In a graph, the tensor is not read, and the result is a tensor.
     """
     if given is not None and not isinstance(given, torch.Tensor):
         return given  # such as an int or a NumPy integer: the varlen function checks it
@@ -53,10 +53,10 @@ def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tens
 
 
 def is_added(mask: Tensor) -> bool:
-    """Return whether to add a mask to the scores: a float mask that does more than mask keys.
+    """Return whether a mask is added to the scores instead of being read as booleans.
 
-    Also return True for a float mask that needs a gradient, or that a graph or a trace must not
-    read.
+    This applies to float masks that do more than mask keys, that need a gradient, or that must not
+    be read because a graph or a trace would store the values.
     """
     if not mask.is_floating_point():
         return False
@@ -68,11 +68,11 @@ def is_added(mask: Tensor) -> bool:
 def cut_added(
     module: torch.nn.Module, name: str, numbers: Tensor, shape: tuple[int, int, int, int]
 ) -> Tensor:
-    """Return a bias without the columns past the layer's last key, which must only mask keys.
+    """Return a bias without the columns past the layer's last key.
 
     Raises:
-        ValueError: There are such columns, and they do not mask all their keys, or a graph or a
-            trace must not read them.
+        ValueError: Such a column does not mask its key, or must not be read because a graph or a
+            trace would store the values.
     """
     behind = numbers[..., shape[-1] :]
     if behind.shape[-1] == 0:

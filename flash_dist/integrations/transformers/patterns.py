@@ -1,4 +1,4 @@
-"""Recognises mask functions of transformers, which then need not be evaluated for every pair.
+"""Recognises mask functions of transformers, to avoid evaluating every (query, key) pair.
 
 transformers builds a mask from small functions of (batch, head, query, key) and combines them with
 `and_masks`. We recognise these functions by their names and read the variables in their closures,

@@ -220,7 +220,7 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Compute attention into `output`, and return it; rows from num_actual_tokens on are kept.
+        """Write out to `output`, except for rows from num_actual_tokens on, and return `output`.
 
         Args:
             layer: The attention layer.
