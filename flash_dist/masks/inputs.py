@@ -87,7 +87,7 @@ def _join(name: str, mine: int | None, theirs: int | None) -> int | None:
 def parse_index(index: object, sizes: Sizes) -> tuple[slice, slice]:
     """Return the slices of batch entries and heads that an index selects.
 
-    An axis of size 1 accepts any int and any slice, and stays.
+    If an axis has size 1, any int or slice selects its only entry.
 
     Raises:
         TypeError: The index is not an int, a slice or a tuple of at most two of these.

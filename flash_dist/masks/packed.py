@@ -97,7 +97,7 @@ class PackedTerm(Term):
         return lo, hi
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the term knows its sizes
-        """See `Term.words`. If all terms of a sequence have intervals, its queries get all bits."""
+        """See `Term.words`. Sets all bits for a sequence if all its terms have intervals."""
         _, heads, rows = part
         planes = len(range(self.sizes.planes()[1])[heads]) if self.sizes.planes()[1] > 1 else 1
         size = (1, planes, rows.stop - rows.start, columns.stop - columns.start)

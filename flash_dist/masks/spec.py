@@ -337,7 +337,7 @@ class BlockMask:
         """Return the mask of some batch entries and heads, indexed like torch's BlockMask.
 
         The same index returns the same object, with its plans, while that is cached. No tensor is
-        copied. An axis of size 1 accepts any index, and stays.
+        copied. If an axis has size 1, any index selects its only entry.
 
         Args:
             index: `b` or `b, h`, each a slice or an int. An int leaves an axis of size 1.

@@ -45,7 +45,10 @@ class Term(ABC):
         )
 
     def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - the same for all parts
-        """Return the term for some batch entries and heads, with views. Axes of size 1 stay."""
+        """Return the term for some batch entries and heads, with tensors that are views.
+
+        An axis of size 1 is not sliced.
+        """
         return self
 
     @abstractmethod
@@ -375,12 +378,12 @@ def _contiguous(lo: Tensor, hi: Tensor, count: Tensor) -> Intervals | None:
 
 
 def _entries(x: Tensor, batch: slice) -> Tensor:
-    """Return some batch entries; an axis of size 1 stays."""
+    """Return some batch entries; an axis of size 1 is not sliced."""
     return x[batch] if len(x) > 1 else x
 
 
 def _planes(x: Tensor, part: Part) -> Tensor:
-    """Return the batch entries and heads of a part; axes of size 1 stay."""
+    """Return the batch entries and heads of a part; an axis of size 1 is not sliced."""
     batch, heads, _ = part
     one = slice(0, 1)
     return x[batch if x.shape[0] > 1 else one, heads if x.shape[1] > 1 else one]
