@@ -220,7 +220,7 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Write out to `output`, except for rows from num_actual_tokens on, and return `output`.
+        """Fill `output` with the result, except for rows from num_actual_tokens on, and return it.
 
         Args:
             layer: The attention layer.
