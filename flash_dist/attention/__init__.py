@@ -1,1 +1,1 @@
-"""The functions that users call, and their checks of arguments."""
+"""The attention functions that users call, and the checks of their arguments."""

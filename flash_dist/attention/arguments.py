@@ -70,7 +70,7 @@ def prepare_inputs(
         names: The caller's names of the tensors.
 
     Raises:
-        TypeError: An argument is no tensor, or a dtype is not supported.
+        TypeError: An argument is not a tensor, or a dtype is not supported.
         ValueError: Shapes, devices or strides do not fit.
         FlashDistError: This build has no code that runs on the GPU.
     """
@@ -93,7 +93,7 @@ def prepare_inputs(
         )
         # fmt: on
     except RuntimeError:
-        _require_tensors(q, k, v, names)  # torch gives no shape of nested tensors
+        _require_tensors(q, k, v, names)  # reading the shape of a nested tensor fails
         raise
     return (q, _drop_group(k, tokens), _drop_group(v, tokens)) if grouped else (q, k, v)
 
@@ -106,7 +106,7 @@ def _check_once(tokens: int, names: Names, *fields: Any) -> bool:  # noqa: ANN40
         tokens: DENSE or PACKED.
         names: The caller's names of q, k and v.
         fields: The fields of the layouts of q, k and v, one after the other. They are the cache
-            key: most calls repeat the layouts of an earlier call, and then make no Layout.
+            key, because most calls repeat earlier layouts and then need not make a Layout.
 
     Raises:
         TypeError: A dtype is not supported.
@@ -131,10 +131,10 @@ def read_cu_seqlens(
     q: Tensor,
     names: Names = NAMES,
 ) -> Tensor:
-    """Check cu_seqlens, and return it; of a DTensor, return the full tensor.
+    """Check cu_seqlens, and return it; for a DTensor, return the full tensor.
 
     Raises:
-        TypeError: x is no tensor, or not int32.
+        TypeError: x is not a tensor, or not int32.
         ValueError: Shape, device or strides do not fit.
     """
     require_tensor(name, x)
@@ -166,9 +166,9 @@ def may_wait() -> bool:
 
 
 def may_look(q: Tensor) -> bool:
-    """Return whether to check values: on the CPU, and on a GPU if FLASH_DIST_CHECK=1.
+    """Return whether to check values: always on the CPU, on a GPU only if FLASH_DIST_CHECK=1.
 
-    Fake tensors have no values, and values in a trace or in a torch.func transform are not checked.
+    Return False for fake tensors, which have no values, and in a trace or a torch.func transform.
     """
     if is_symbolic(q) or is_traced() or is_transformed():
         return False
@@ -176,7 +176,7 @@ def may_look(q: Tensor) -> bool:
 
 
 def require_tensor(name: str, x: Tensor | None) -> None:
-    """Raise TypeError if an argument is no tensor, ValueError if it is nested or sparse."""
+    """Raise TypeError if an argument is not a tensor, ValueError if it is nested or sparse."""
     if not isinstance(x, torch.Tensor):
         message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
         if isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
@@ -196,9 +196,8 @@ def require_tensor(name: str, x: Tensor | None) -> None:
 def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's value
     """Cast tensors as autocast does for torch's attention.
 
-    Nothing is cast unless autocast is on for the device of the first tensor. Then floating point
-    tensors are cast, except float64. Other arguments are returned as they are, for later checks to
-    report.
+    If autocast is on for the device of the first tensor, floating point tensors are cast, except
+    float64. All other arguments are returned unchanged. Later checks report unsupported ones.
     """
     kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):
@@ -239,7 +238,7 @@ def are_aligned(*tensors: Tensor) -> bool:
 
 
 def find_address(x: Tensor) -> int:
-    """Return a tensor's address; under vmap, with the vmapped axes' strides in bytes or-ed in.
+    """Return a tensor's address; under vmap, its bitwise OR with the vmapped axes' byte strides.
 
     So the result is a multiple of 16 only if the addresses of all entries are multiples of 16.
     """
@@ -320,9 +319,9 @@ def _read_sides(window_size: object) -> tuple[int, int] | None:
 
 
 def read_whole(value: object) -> int | None:
-    """Return an integer of Python, numpy or a one-element tensor as an int; None for other values.
+    """Return an integer of Python, NumPy or a one-element tensor as an int; None for other values.
 
-    A SymInt is returned as it is. The host waits for a tensor on a GPU.
+    A SymInt is returned unchanged. Reading a tensor on a GPU waits.
     """
     if isinstance(value, torch.Tensor):
         if value.is_nested or value.is_meta or value.numel() != 1 or value.dtype not in _WHOLE:
@@ -335,7 +334,7 @@ def read_whole(value: object) -> int | None:
 
 
 def require_whole(name: str, value: object) -> int:
-    """Return an integer of any kind as an int, see `read_whole`; raise TypeError for others."""
+    """Return the result of `read_whole`; raise TypeError if it is None."""
     number = read_whole(value)
     if number is None:
         message = f"{name} must be an int, got {describe_value(value)}"
@@ -370,7 +369,12 @@ def is_known(condition: bool) -> bool:  # noqa: FBT001 - may be symbolic
 def choose_mask(
     mask: BlockMask | IntervalMask | None, window_size: Window, *, causal: bool
 ) -> Band | BlockMask | IntervalMask:
-    """Return the mask, or the band of causal and window_size; raise if both are given."""
+    """Return the mask, or the band of causal and window_size if the mask is None.
+
+    Raises:
+        TypeError: The mask is neither a BlockMask nor an IntervalMask.
+        ValueError: Both a mask and a band are given, or window_size is not valid.
+    """
     band = choose_band(window_size, causal=causal)
     if mask is None:
         return band
@@ -403,7 +407,7 @@ def describe_type(value: object) -> str:
 
 
 def describe_value(value: object) -> str:
-    """Describe a value that is no number: a tensor by shape and dtype, others by their type."""
+    """Describe an unsupported value: a tensor by its shape and dtype, any other by its type."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     if value.is_nested:

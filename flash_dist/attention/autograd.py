@@ -1,4 +1,4 @@
-"""Attention with gradients, for all public functions but KV-cache and ring attention."""
+"""Attention with gradients, for all public functions except KV-cache and ring attention."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Results = tuple[Tensor, ...]  # out and lse, and max_logit if the Problem asks f
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool = True) -> Results:
-    """Return out and lse of checked tensors; k and v have no heads_per_kv axis.
+    """Return out and lse for checked tensors; k and v have no heads_per_kv axis.
 
-    lse may be None if wants_lse is False. If the problem has max_logit, that is a third result.
+    lse may be None if wants_lse is False. If problem.max_logit is True, max_logit is returned, too.
     """
     is_compiling = torch.compiler.is_compiling()
     if (is_compiling or Seen.odd_head_dim) and (
@@ -55,7 +55,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool
     sinks, bias = (None, None) if scores is None else (scores.sinks, scores.bias)
     if not concerns_autograd(q, k, v, sinks, bias):
         return operators.attend_no_grad(q, k, v, problem)
-    if is_traced():  # a trace records only operators that torch calls by name
+    if is_traced():  # a trace can store registered operators, but not an autograd.Function
         return operators.attend(q, k, v, problem)
     # Unwrap tensors of torch.func transforms that have ended.
     q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
@@ -86,9 +86,10 @@ def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
 def concerns_autograd(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None
 ) -> bool:
-    """Return whether a call needs gradients or runs in forward mode, which raises an error later.
+    """Return whether a call needs gradients, or forward-mode differentiation is active.
 
-    Other calls leave out the autograd.Function, which takes longer than the rest of a small call.
+    Forward mode raises an error later. All other calls skip the autograd.Function, which takes
+    longer than the rest of a small call.
     """
     if torch.is_grad_enabled() and (
         q.requires_grad
@@ -116,7 +117,7 @@ def _require_transformable(problem: Problem) -> None:
 
 
 def _attend_traced(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
-    """Return the results of a call that torch.compile or torch.export traces."""
+    """Return the results of `attend` while torch.compile or torch.export traces the call."""
     mask = problem.mask
     if is_transformed():
         if isinstance(mask, IntervalMask):
@@ -145,7 +146,7 @@ def _make_distinct(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 class _TracedAttention(torch.autograd.Function):
-    """Attention that takes each field of a Problem as an argument, which may be symbolic."""
+    """Attention that takes the fields of a Problem as arguments, which may be symbolic."""
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
@@ -258,6 +259,6 @@ class _EagerAttention(torch.autograd.Function):
         derivatives.refuse_forward_mode()
 
 
-# The C++ `apply`. The Python `apply` in front of it would look for a torch.func transform, but
-# attend() has already done so.
+# The C++ `apply`. The Python `apply` would first check for a torch.func transform, but attend() has
+# already done so.
 _apply: Final[Callable[..., Any]] = super(torch.autograd.Function, _EagerAttention).apply

@@ -56,7 +56,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     Differentiable once and deterministic: forward and backward give the same bits on every run. The
     order of summation depends only on shapes, the mask, the workspace budget and properties of the
     GPU (number of multiprocessors, shared memory). The rest of the batch never changes out or lse
-    of a sequence; it may change its gradients unless `batch_invariant`.
+    of a sequence. It may change the sequence's gradients, unless `batch_invariant` is True.
 
     The backward stores an intermediate result (dS, 16 bits per visible score) in a workspace of at
     most `FLASH_DIST_WORKSPACE_MB` MiB (1536 by default), and works in chunks if dS does not fit.
@@ -68,36 +68,35 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
 
     The arguments are those of flash-attention 2, in its order and with its defaults; mask,
     return_lse, return_max_logit, batch_invariant, float32_precision, match_kvcache and bias are
-    our additions, keyword-only. Unsupported arguments may have values that change nothing. The
-    arguments of flash-attention 3 and 4 (num_splits 0 or 1, pack_gqa and so on) are accepted as
-    keywords under the same condition. Sinks are supported. Every call is deterministic, whatever
-    `deterministic` is.
+    our additions, keyword-only. Unsupported arguments are accepted if their values have no effect.
+    This includes the arguments of flash-attention 3 and 4, as keywords (num_splits 0 or 1, pack_gqa
+    and so on). Sinks are supported. Every call is deterministic, whatever `deterministic` is.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
             [batch, seqlen_q, num_heads_kv, heads_per_kv, head_dim]; float16, bfloat16 (not on
             compute capability 7.5) or float32, on the CPU also float64. head_dim is at most 512, in
             float32 on a GPU and on compute capability 7.5 at most 256. On a GPU the head_dim axis
-            is contiguous, and all other strides are multiples of 16 bytes. If the address is no
-            multiple of 16 bytes, the tensor is copied. If head_dim is not a multiple of 8, strides
-            may be any: q, k and v are copied and padded with columns of zeros. Under
+            is contiguous, and all other strides are multiples of 16 bytes. If the address is not a
+            multiple of 16 bytes, the tensor is copied. If head_dim is not a multiple of 8, any
+            strides are allowed: q, k and v are copied and padded with columns of zeros. Under
             torch.autocast, q, k and v are cast to its dtype. If the groups come first, [batch,
             seqlen_q, groups, num_heads_kv, head_dim], pass `q.transpose(2, 3)`.
         k: [batch, seqlen_k, num_heads_kv, head_dim], same dtype and device. num_heads_kv divides
             num_heads_q; query head h reads kv head h // (num_heads_q // num_heads_kv). May have a
-            heads_per_kv axis before head_dim, expanded (stride 0). Its gradient then passes through
-            autograd's own sum over that axis, which takes memory: 4 dimensions are better.
+            heads_per_kv axis before head_dim, expanded (stride 0). autograd then sums the gradient
+            over that axis, which takes memory, so prefer 4 dimensions.
         v: [batch, seqlen_k, num_heads_kv, head_dim_v], otherwise like k. head_dim_v is at most
             head_dim.
-        dropout_p: Fraction of the weights that becomes 0, at least 0 and less than 1, rounded to a
-            multiple of 1 / 65536. The other weights are divided by 1 - dropout_p. `dropout_mask`
-            returns which weights become 0.
+        dropout_p: Fraction of the weights that are set to 0, at least 0 and less than 1, rounded to
+            a multiple of 1 / 65536. The other weights are divided by 1 - dropout_p. `dropout_mask`
+            returns which weights are set to 0.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Query i attends to key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the
             bottom right.
         window_size: (left, right), -1 or None for no bound: query i attends to key j if i - left <=
-            j - (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of two integers
-            is read on the host, which waits if the tensor is on a GPU.
+            j - (seqlen_k - seqlen_q) <= i + right. If causal is True, right is 0. A tensor of two
+            integers is read on the host, which waits if the tensor is on a GPU.
         softcap: A scaled score s becomes softcap * tanh(s / softcap), before the mask; 0 or None:
             no cap.
         alibi_slopes: [num_heads_q] or [batch, num_heads_q], float32, without a gradient. After the
@@ -109,29 +108,31 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         return_attn_probs: Return (out, lse, None); with dropout (out, lse, S_dmask), for tests:
             exp(score - lse), negative where dropped, [batch, num_heads_q, seqlen_q, seqlen_k].
         return_lse: Return (out, lse).
-        return_max_logit: Return max_logit, too, last: (out, max_logit) or (out, lse, max_logit).
-            out and lse keep their bits. On Hopper the kernel that computes out also finds max_logit
-            if q is bfloat16, head_dim is 64, 128 or 256 (or 192 with head_dim_v 128), each query
-            attends to one interval of keys, and there are no softcap, alibi_slopes and bias. Other
-            calls compute the scores twice. Not with match_kvcache or dropout.
+        return_max_logit: Also return max_logit, as the last value: (out, max_logit) or (out, lse,
+            max_logit). This does not change the bits of out and lse. On Hopper the kernel that
+            computes out also finds max_logit if q is bfloat16, head_dim is 64, 128 or 256 (or 192
+            with head_dim_v 128), each query attends to one interval of keys, and softcap,
+            alibi_slopes and bias are not used. Other calls compute the scores twice. Not supported
+            with match_kvcache or dropout.
         batch_invariant: Whether the gradients of a sequence must not depend on the rest of the
-            batch. out and lse never do. The backward then recomputes scores (seven products of
-            matrices instead of five) and leaves multiprocessors idle if a small batch has few kv
+            batch. out and lse never do. If True, the backward recomputes scores (seven matrix
+            products instead of five), and leaves multiprocessors idle if a small batch has few kv
             heads.
-        float32_precision: "tf32x3" or "ieee", for products of float32; None: the choice of
+        float32_precision: "tf32x3" or "ieee", for float32 matrix products; None: the choice of
             `flash_dist.float32_precision`.
         match_kvcache: Whether out and lse have the bits of `flash_attn_with_kvcache`; None: the
             choice of `flash_dist.match_kvcache`.
         bias: Tensor that broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k] and is added to
             the scores after ALiBi and before the mask; dtype of q or float32, other dtypes are
             cast. A value of -65504 or less, also -inf, masks the key. NaN or inf makes the whole
-            row NaN. Differentiable: its gradient is summed in float32 over the axes along which it
-            is broadcast, in an order that follows from the shapes and the device. Not with softcap
-            or match_kvcache.
-        learnable_sink: Keyword-only, [num_heads_q], any floating point dtype: one more score of
-            each row, after the mask, that has no value. Differentiable: its gradient is summed in
-            float32 over batch and queries, in an order that follows from the shapes and the device.
-            `s_aux` is another name for this argument.
+            row NaN. Differentiable: its gradient is summed in float32 over the axes along which the
+            bias is broadcast, in an order that depends only on the shapes and the device. Not
+            supported with softcap or match_kvcache.
+        learnable_sink: Keyword-only, [num_heads_q], any floating point dtype. It adds one score to
+            the softmax of each row. The mask does not apply to this score, and it has no value
+            vector. Differentiable: its gradient is summed in float32 over batch and queries, in an
+            order that depends only on the shapes and the device. `s_aux` is another name for this
+            argument.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row without visible keys is zero.
@@ -141,14 +142,13 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             without a sink. `lse + (-(sink - lse).exp()).log1p()` is the lse of the keys alone.
             Differentiable.
         max_logit: [num_heads_q], float32 (float64 for float64 inputs), only if `return_max_logit`,
-            as MuonClip and QK-clip need it: the largest score of each query head over batch,
-            queries and visible keys, as the softmax takes it: scaled, after softcap, alibi_slopes
+            for MuonClip and QK-clip: the largest score of each query head over batch, queries and
+            visible keys. Scores are the inputs of the softmax: scaled, after softcap, alibi_slopes
             and bias, without the sink. -inf for a head without visible keys, NaN if a score is NaN.
-            It has no gradient. With shards of the batch or of the tokens, take the maximum over the
-            ranks.
+            It has no gradient. If batch or tokens are sharded, take the maximum over the ranks.
 
     Raises:
-        TypeError: An argument is no tensor, mask is neither a BlockMask nor an IntervalMask, a
+        TypeError: An argument is not a tensor, mask is neither a BlockMask nor an IntervalMask, a
             dtype is not supported, or a keyword argument is unknown.
         ValueError: Shapes, devices, strides, window_size, softmax_scale, softcap, slopes, sinks
             or bias do not fit, mask is for another shape, both a mask and causal or window_size are

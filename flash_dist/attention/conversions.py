@@ -1,4 +1,4 @@
-"""BlockMasks converted from other libraries' masks, each cached until its source dies or changes.
+"""Converts torch's masks to BlockMasks, cached until the original mask is freed or changes.
 
 A conversion waits for the GPU and plans on the host, so it must not run in every call. torch counts
 in-place changes of a tensor, but not those through `.data`, NumPy or DLPack.
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Made = TypeVar("Made")
 
-VERSIONS_KEPT: Final = 8  # most masks cached per object; each batch may rewrite the same tensor
+VERSIONS_KEPT: Final = 8  # most results cached per object; each batch may rewrite the same tensor
 MOST_HELD: Final = 1024  # most objects that are searched for the tensors of a mask_mod
 _GONE: Final = -1  # used instead of the version of a tensor that was freed
 
 
 class Conversions(Generic[Made]):
-    """Cache by the identity of a source object, whose entries are dropped when it is freed."""
+    """Cache of results by source object. When the object is freed, its results are dropped."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[weakref.ref[Any], dict[Hashable, Made]]] = {}
@@ -46,7 +46,16 @@ class Conversions(Generic[Made]):
 
     @outside_graphs
     def find(self, source: object, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what is cached for an object and a key of its current state; make it if absent."""
+        """Return the result cached for an object, or make it.
+
+        Args:
+            source: The object, compared by identity.
+            key: Describes the object's current state, such as its version.
+            make: Returns the result. It may read a GPU, so it is not called in a graph capture.
+
+        Raises:
+            FlashDistError: The result is not cached, and a CUDA graph is captured.
+        """
         with self._lock:
             masks = self._masks_of(source)
             if key not in masks:
@@ -57,7 +66,7 @@ class Conversions(Generic[Made]):
             return masks[key]
 
     def forget(self, source: object) -> None:
-        """Drop the masks of an object, so that the next call makes them again."""
+        """Drop the results of an object, so that the next call makes them again."""
         with self._lock:
             known = self._made.get(id(source))
             if known is not None and known[0]() is source:
@@ -87,13 +96,13 @@ _held: Final[Conversions[list[weakref.ref[Tensor]]]] = Conversions()
 def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
     """Make the next call convert a mask again, after a change that torch does not count.
 
-    A mask of torch is read in its first call, and again after each in-place change that torch
-    counts. torch does not count changes through `.data`, NumPy or DLPack, nor changes of tensors
-    made under `torch.inference_mode`. That a name in a mask_mod now refers to another object is not
-    noticed either.
+    A mask of torch is read in the first call that uses it, and again after each in-place change
+    that torch counts. torch does not count changes through `.data`, NumPy or DLPack, nor changes to
+    tensors made under `torch.inference_mode`. It is not detected either if a variable that a
+    mask_mod reads is assigned another object.
 
-    A BlockMask of this package never changes: make a new one. Gradients of earlier calls belong to
-    the earlier mask.
+    A BlockMask of this package never changes: make a new one. The backward of an earlier call uses
+    the mask of that call.
 
     Args:
         mask: The object that is passed to calls: a BlockMask of torch, a boolean or floating point
@@ -109,7 +118,7 @@ def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
 
 
 def convert_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
-    """Return the BlockMask for booleans that broadcast to the scores, whose shape is `shape`."""
+    """Return the BlockMask for booleans that broadcast to `shape`, the shape of the scores."""
     _require_eager("attn_mask", "BlockMask.from_dense(attn_mask)")
     return _find_dense(mask, shape)
 
@@ -133,7 +142,7 @@ def _find_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
 
 
 def convert_flex(block_mask: flex_attention.BlockMask) -> BlockMask:
-    """Return the BlockMask of this package for one of FlexAttention."""
+    """Return the BlockMask of this package for a BlockMask of FlexAttention."""
     _require_eager("block_mask", "BlockMask.from_flex(block_mask)")
     _require_flex("block_mask", block_mask)
     return _find_flex(block_mask)
@@ -178,7 +187,7 @@ def _require_flex(name: str, value: object) -> None:
 def _list_held(block_mask: flex_attention.BlockMask) -> Iterator[Tensor]:
     """Yield the tensors that a BlockMask and its mask_mod hold."""
     waiting = deque(vars(block_mask).values())
-    known: dict[int, object] = {}  # keeps objects alive, so that no other gets their id
+    known: dict[int, object] = {}  # keeps objects alive, so that no other object gets the same id
     while waiting and len(known) < MOST_HELD:
         value = waiting.popleft()
         if id(value) in known:

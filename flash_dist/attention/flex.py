@@ -39,16 +39,17 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     *,
     return_aux: None = None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, torch_flex.AuxOutput]:
-    """Attention as torch's function of this name computes it, but deterministic; no score_mod.
+    """Deterministic replacement for torch's `flex_attention`, without score_mod.
 
     It is fast without torch.compile, and the mask may be on another device than the tensors.
     `flash_attn_func` describes dtypes, strides, the workspace of the backward and what may change
-    bits.
+    the bits of results.
 
-    A BlockMask of torch is converted in its first call. The conversion calls mask_mod, on the
-    device of the BlockMask. A call after an in-place change of a tensor that mask_mod captured
-    converts again; `refresh_mask` is for changes that torch does not count. torch.compile and a
-    CUDA graph cannot convert: pass `BlockMask.from_flex(block_mask)` of this package, made once.
+    A BlockMask of torch is converted in the first call that uses it. The conversion calls mask_mod,
+    on the device of the BlockMask. After an in-place change to a tensor that mask_mod captured, the
+    next call converts again; `refresh_mask` is for changes that torch does not count. A BlockMask
+    of torch cannot be converted under torch.compile or during the capture of a CUDA graph: pass
+    `BlockMask.from_flex(block_mask)` of this package, made once.
 
     Args:
         query: [batch, num_heads_q, seqlen_q, head_dim].
@@ -57,8 +58,8 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         score_mod: Must be None.
         block_mask: Which keys are visible to each query: a BlockMask of this package or of torch.
         scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
-        enable_gqa: Whether num_heads_kv may be less than num_heads_q, which it must divide; query
-            head h reads kv head h // (num_heads_q // num_heads_kv).
+        enable_gqa: Whether num_heads_kv may be less than num_heads_q. num_heads_kv must divide
+            num_heads_q, and query head h reads kv head h // (num_heads_q // num_heads_kv).
         return_lse: Return (out, lse).
         kernel_options: Ignored: they tune torch's kernels.
         return_aux: torch's AuxRequest, for lse only: return (out, AuxOutput).
@@ -71,8 +72,8 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
             Differentiable.
 
     Raises:
-        TypeError: An argument is no tensor, block_mask is no BlockMask, return_aux no AuxRequest,
-            or a dtype is not supported.
+        TypeError: An argument is not a tensor, block_mask is not a BlockMask, return_aux is not an
+            AuxRequest, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or scale do not fit, a score_mod is given,
             return_aux requests the largest scores, or both return_lse and return_aux are given.
         FlashDistError: This build has no code that runs on the GPU.

@@ -28,11 +28,11 @@ def attend_heads_first(  # noqa: PLR0913 - one attention problem
     bias: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse of 4-D tensors in torch's layout, whose axes are swapped without a copy.
+    """Return out and lse for 4-D tensors in torch's layout. Axes are swapped without a copy.
 
     Args:
-        tensors: query [batch, num_heads_q, seqlen_q, head_dim], key [batch, num_heads_kv, seqlen_k,
-            head_dim] and value [batch, num_heads_kv, seqlen_k, head_dim_v].
+        tensors: query [batch, num_heads_q, seqlen_q, head_dim], key [batch or 1, num_heads_kv,
+            seqlen_k, head_dim] and value [batch or 1, num_heads_kv, seqlen_k, head_dim_v].
         mask: Which keys are visible to each query.
         scale: Factor on the scores, None for head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q.
@@ -66,7 +66,14 @@ def attend_heads_first(  # noqa: PLR0913 - one attention problem
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor, dims: tuple[int, ...]) -> None:
-    """Raise TypeError for an argument that is no tensor, ValueError for a wrong number of axes."""
+    """Raise TypeError if an argument is not a tensor, ValueError for a wrong number of axes.
+
+    Args:
+        query: Queries.
+        key: Keys, with as many axes as the queries.
+        value: Values, likewise.
+        dims: The allowed numbers of axes.
+    """
     for name, x in (("query", query), ("key", key), ("value", value)):
         require_tensor(name, x)
         if x.dim() not in dims or x.dim() != query.dim():

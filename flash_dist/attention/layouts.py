@@ -35,7 +35,7 @@ _TOKEN_AXES: Final = {DENSE: "batch, seqlen", PACKED: "total"}
 
 @dataclass(frozen=True, eq=False)  # compared by identity, because it is part of cache keys
 class Names:
-    """Names of a caller's tensors, and the order of their axes, for messages."""
+    """The caller's names of the tensors, and the order of their axes, for error messages."""
 
     q: str = "q"
     k: str = "k"
@@ -59,9 +59,9 @@ TORCH: Final = Names("query", "key", "value", heads_first=True)
 
 
 class Seen:
-    """Records rare properties of tensors that occurred in this process.
+    """Records rare properties that some tensor in this process has had.
 
-    A check is skipped while no tensor has had the property that the check is for.
+    While a property is False, calls skip the check for it.
     """
 
     odd_head_dim = False  # a head_dim that is not a multiple of HEAD_DIM_STEP
@@ -185,7 +185,7 @@ def _drop_group(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> L
     """Return the layout of k or v without its heads_per_kv axis, if any; the axis must be expanded.
 
     Raises:
-        ValueError: The axis has another size than that of q and 1, or is not expanded.
+        ValueError: The size of the axis is neither 1 nor q's heads_per_kv, or it is not expanded.
     """
     if len(x.shape) == tokens + 2:
         return x

@@ -80,26 +80,26 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     bias: Tensor | None = None,
     **others: Unpack[Others],
 ) -> Result:
-    """Attention within each of several sequences that lie one after the other, without padding.
+    """Attention within each of several sequences that are packed one after the other.
 
-    Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
-    empty. Tokens after the last sequence are allowed: out and the gradients are 0 there, lse is
-    -inf. Everything else is as in `flash_attn_func`.
+    Sequence b has the queries from cu_seqlens_q[b] up to but excluding cu_seqlens_q[b + 1], and
+    keys likewise. Either may be empty. Tokens after the last sequence are allowed: their out and
+    gradients are 0, their lse is -inf. Everything else is as in `flash_attn_func`.
 
     With block_table, keys and values are read from pages. With seqused_k (keyword-only), sequence b
     has only its first seqused_k[b] keys. Both give the bits of `flash_attn_with_kvcache`. Pages
-    have no gradients: a call with block_table that needs gradients raises. A call with seqused_k
-    alone that needs gradients gives the bits of packed sequences, and gradients of 0 for unused
-    keys.
+    have no gradients: a call with block_table that needs gradients raises an error. A call without
+    block_table that needs gradients gives the bits of packed sequences instead. With seqused_k, the
+    gradients of unused keys are 0.
 
-    cu_seqlens must begin with 0, must not decrease or exceed total_q and total_k, and no sequence
-    may be longer than max_seqlen. This is checked on the CPU, and on a GPU with
+    cu_seqlens must begin with 0 and must not decrease. They must not exceed total_q and total_k,
+    and no sequence may be longer than max_seqlen. This is checked on the CPU, and on a GPU with
     `FLASH_DIST_CHECK=1`, which waits. Without this check, longer sequences are cut off at
     max_seqlen and at the ends of the tensors. Decreasing cu_seqlens give undefined results, but
     nothing outside of the tensors is accessed.
 
-    A max_seqlen may be a tensor of one integer. It is read in every call, which waits if it is on a
-    GPU, and fails while a CUDA graph is captured: ints are better.
+    A max_seqlen may be a tensor of one integer, which is read in every call. If the tensor is on a
+    GPU, this waits, and fails while a CUDA graph is captured, so prefer ints.
 
     Args:
         q: [total_q, num_heads_q, head_dim] or [total_q, num_heads_kv, heads_per_kv, head_dim], the
@@ -109,8 +109,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             num_heads_kv, head_dim], page_size a multiple of 16.
         v: [total_k, num_heads_kv, head_dim_v], otherwise like k.
         cu_seqlens_q: [batch + 1], int32 on q's device.
-        cu_seqlens_k: [batch + 1], int32 on q's device; with block_table the differences are the
-            numbers of keys, and None is allowed with seqused_k.
+        cu_seqlens_k: [batch + 1], int32 on q's device. With block_table, the differences between
+            its elements are the numbers of keys; it may be None if seqused_k is given, too.
         max_seqlen_q: At least the number of queries of the longest sequence; an int, or a tensor of
             one integer.
         max_seqlen_k: At least the number of keys of the longest sequence, likewise.
@@ -125,24 +125,25 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         return_attn_probs: As in `flash_attn_func`; S_dmask is [batch, num_heads_q, max_seqlen_q,
             max_seqlen_k].
         return_lse: Return (out, lse).
-        return_max_logit: Return max_logit, too, as `flash_attn_func` does. Not with block_table or
-            seqused_k.
+        return_max_logit: Also return max_logit, as `flash_attn_func` does. Not supported with
+            block_table or seqused_k.
         batch_invariant: Whether the gradients of a sequence must not depend on the other sequences.
-            Not with a mask that is no band.
+            Not supported with a packed mask.
         mask: A result of `BlockMask.packed` or `IntervalMask.packed` for the same cu_seqlens, or a
-            band, which applies to each sequence. A packed mask runs the pack as one sequence: the
-            bits of a sequence depend on where it begins in the pack, a NaN may spread to sequences
-            within 64 keys, and the lse of a token that belongs to no sequence is the sink of the
-            head. alibi_slopes, bias, block_table and seqused_k must then be None, and dropout_p 0.
+            BlockMask that is a band, which applies to each sequence. With a packed mask, the
+            kernels process the pack as one sequence: the bits of a sequence depend on where it
+            begins in the pack, a NaN may spread to sequences within 64 keys, and the lse of a token
+            that belongs to no sequence is the sink of the head, if there is one. alibi_slopes,
+            bias, block_table and seqused_k must then be None, and dropout_p 0.
         float32_precision: As in `flash_attn_func`.
         match_kvcache: Likewise.
         bias: Tensor that broadcasts to [num_heads_q, max_seqlen_q, max_seqlen_k]: query i and key j
             of each sequence, counted from its first token, get bias[:, i, j]. It may have more
             queries and keys, which are not read. Otherwise as in `flash_attn_func`: the gradient is
             also summed over all sequences, and is 0 where no sequence has scores. A NaN or inf in
-            the bias may spread to gradients of sequences too short to use it. Not with block_table
-            or seqused_k.
-        learnable_sink: Keyword-only, as in `flash_attn_func`; so is `s_aux`.
+            the bias may spread to gradients of sequences too short to use it. Not supported with
+            block_table or seqused_k.
+        learnable_sink: Keyword-only, as in `flash_attn_func`. `s_aux` is another name for it.
 
     Returns:
         out: Like q, with head_dim_v, contiguous.
@@ -152,11 +153,12 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             `flash_attn_func`.
 
     Raises:
-        TypeError: An argument is no tensor, max_seqlen is no int, or a dtype is not supported.
+        TypeError: An argument is not a tensor, max_seqlen is not an integer, or a dtype is not
+            supported.
         ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, checked
             values of cu_seqlens are wrong, or an unsupported argument has a value with an effect.
-        FlashDistError: This build has no code that runs on the GPU; the message names the arch
-            set to install. Or gradients are wanted with block_table.
+        FlashDistError: This build has no code that runs on the GPU (the message names the arch set
+            to install), or a call with block_table needs gradients.
     """
     if (
         not type(return_lse)
@@ -279,7 +281,7 @@ def _check_mask(
     *,
     batch_invariant: bool,
 ) -> None:
-    """Raise ValueError if the mask does not keep sequences apart, or excludes another argument."""
+    """Raise ValueError if the mask does not separate sequences, or excludes another argument."""
     if not mask.is_packed:
         message = (
             f"mask must keep {packing.cu_seqlens_q.shape[0] - 1} packed sequences apart, got one "
@@ -314,7 +316,7 @@ def _join(
     mask: Any,  # noqa: ANN401 - any mask but a band
     packing: Packing,
 ) -> Triple:
-    """Return a pack as one sequence, with batch 1.
+    """Return packed q, k and v as one sequence, with a batch axis of size 1.
 
     Raises:
         BoundariesError: The mask was made for other sequences; raised only if values are checked.
@@ -336,9 +338,9 @@ def _join(
 
 
 def _reads_cache(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, object]) -> bool:
-    """Return whether attention to a cache can compute a call: it has keys, and needs no gradients.
+    """Return whether a call has keys and needs no gradients, as attention to a cache requires.
 
-    The only tensors among `others` are sinks, because unsupported arguments have raised before.
+    The only tensors in `others` are sinks: other tensors have already raised an error.
     """
     if not torch.compiler.is_compiling() and k.shape[0] == 0:
         return False
@@ -354,7 +356,7 @@ def _read_queries(
 ) -> Packed:
     """Return the boundaries of packed queries whose keys are in a cache.
 
-    max_seqlen_k has no effect: it is checked if it is neither a tensor nor None.
+    max_seqlen_k is checked unless it is a tensor or None, but has no other effect.
     """
     if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):
         _read_max_seqlen("max_seqlen_k", max_seqlen_k)
@@ -383,7 +385,7 @@ def read_packing(
         used: Whether seqused_k limits the keys of a sequence.
 
     Raises:
-        TypeError: A cu_seqlens is no int32 tensor, or a max_seqlen no integer.
+        TypeError: A cu_seqlens is not an int32 tensor, or a max_seqlen is not an integer.
         ValueError: Shapes or devices do not fit, or a checked value is wrong.
     """
     longest_q = _read_max_seqlen(names.max_seqlen_q, packing[2])
@@ -427,7 +429,12 @@ def check_values(packing: Packing, q: Tensor, k: Tensor, names: Names) -> None:
 
 
 def _read_max_seqlen(name: str, value: int | Tensor) -> int:
-    """Return a max_seqlen as a Python int; waits if it is on a GPU."""
+    """Return a max_seqlen as an int; waits if it is on a GPU.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is not from 0 to MAX_SEQLEN.
+    """
     number = read_whole(value)
     if number is None:
         message = f"{name} must be an int or a tensor with one, got {describe_value(value)}"

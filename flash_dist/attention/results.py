@@ -1,4 +1,4 @@
-"""Results of the public functions: out, and lse if asked for."""
+"""Results of the public functions: out and, if requested, lse and other tensors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Pair = tuple[Tensor, Tensor]
 Result = Tensor | Any  # Any stands for a tuple, for calls whose flags are not literals
 P = ParamSpec("P")
 
-# Types of flags in signatures. For type checkers a signature describes the calls that return only
-# out; the classes below add the other calls. For inspect and help, flags have the types of FLAGS.
+# Types of flags in signatures. For type checkers, a signature describes the calls that return only
+# out; the classes below add the other calls. For `inspect` and `help`, FLAGS has the flags' types.
 Flag = Literal[False]
 FLAGS: Final = {
     **dict.fromkeys(
@@ -28,9 +28,9 @@ FLAGS: Final = {
 
 
 class ReturnsLse(Protocol[P]):
-    """Type of functions with return_lse, return_attn_probs and return_max_logit.
+    """Type of functions with the flags return_lse, return_attn_probs and return_max_logit.
 
-    They return only out if all of these are False, else a tuple.
+    Such a function returns only out if all these flags are False, else a tuple.
     """
 
     @overload
@@ -117,7 +117,7 @@ def choose_result(
 ) -> Result:
     """Return out, (out, lse), or (out, lse, probs); probs is None without dropout.
 
-    max_logit, if there is one, comes last.
+    max_logit, if given, is appended to the tuple: (out, max_logit) without lse.
     """
     if return_attn_probs:
         return out, lse, probs, *max_logit

@@ -1,4 +1,4 @@
-"""Score modifications of a call, checked: softcap, ALiBi slopes, sinks and bias."""
+"""Checks the score modifications of a call: softcap, ALiBi slopes, sinks and bias."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 
 SINKS: Final = ("learnable_sink", "s_aux")  # names in flash-attention 4 and in vLLM
 # Limits of softcap. The gradient recovers tanh from lse, whose precision is too low for smaller
-# caps. With a larger cap, float32 rounds score / cap to 0.
+# caps. Larger caps would not change scores in float32.
 _LEAST, _MOST = 2.0**-10, 2.0**40
 _DIMENSIONS: Final = 4  # number of dimensions of a bias for the operators
 
@@ -45,8 +45,8 @@ def choose_scores(
         cu_seqlens_q: [batch + 1], if the queries are packed.
 
     Raises:
-        TypeError: An argument is of another type, or the slopes of another dtype.
-        ValueError: A value, shape or device does not fit, or sinks are given twice.
+        TypeError: An argument has the wrong type, or slopes or sinks have an unsupported dtype.
+        ValueError: A value, shape or device does not fit, or sinks are given under both names.
     """
     tokens, batch = (
         (DENSE, q.shape[0]) if cu_seqlens_q is None else (PACKED, cu_seqlens_q.shape[0] - 1)
@@ -61,10 +61,10 @@ def choose_scores(
 
 
 def join_bias(scores: Scores | None, bias: Tensor, q: Tensor, seqlen_k: int) -> Scores:
-    """Return score modifications with a bias for seqlen_k keys, as in `flash_attn_func`.
+    """Check the bias of `flash_attn_func`, and return score modifications that include it.
 
     Raises:
-        TypeError: The bias is no tensor, or has an unsupported dtype.
+        TypeError: The bias is not a tensor, or has an unsupported dtype.
         ValueError: The bias has an unsuitable shape or device, or there is a soft cap.
     """
     shape = q.shape[0], math.prod(q.shape[DENSE:-1]), q.shape[1], seqlen_k
@@ -74,13 +74,13 @@ def join_bias(scores: Scores | None, bias: Tensor, q: Tensor, seqlen_k: int) -> 
 def join_packed_bias(
     scores: Scores | None, bias: Tensor, q: Tensor, k: Tensor, packing: Packing
 ) -> Scores:
-    """Return score modifications with a bias, as in `flash_attn_varlen_func`.
+    """Check the bias of `flash_attn_varlen_func`, and return score modifications that include it.
 
-    The bias becomes 4-D, cut to the queries and keys that a sequence can have: at most max_seqlen,
-    and at most the number of tokens, of each.
+    The bias becomes 4-D. Its axes of queries and keys are cut to the length that a sequence can
+    have: the lesser of max_seqlen and the number of tokens.
 
     Raises:
-        TypeError: The bias is no tensor, or has an unsupported dtype.
+        TypeError: The bias is not a tensor, or has an unsupported dtype.
         ValueError: The bias has an unsuitable shape or device, or there is a soft cap.
     """
     bias = _read_floats("bias", bias, q)
@@ -124,7 +124,7 @@ def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, in
         shape: [batch, num_heads_q, seqlen_q, seqlen_k].
 
     Raises:
-        TypeError: The bias is no tensor, or has no floating point dtype.
+        TypeError: The bias is not a tensor, or does not have a floating point dtype.
         ValueError: The shape or device of the bias does not fit.
     """
     bias = _read_floats(name, bias, q)

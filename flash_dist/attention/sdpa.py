@@ -29,39 +29,41 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
-    """Attention as torch's function of this name computes it, but deterministic.
+    """Deterministic replacement for torch's `scaled_dot_product_attention`.
 
-    A row without visible keys is zero, also if a float attn_mask masks all of them.
+    A row without visible keys is zero, even if a float attn_mask masks all of them.
     `flash_attn_func` describes dtypes, strides, the workspace of the backward and what may change
-    bits.
+    the bits of results.
 
-    A boolean attn_mask is converted to a BlockMask in its first call. That waits for the GPU and
-    works on the host; later calls with the same, unchanged tensor object find the result. A tensor
-    made anew for every call is converted in every call. torch.compile and a CUDA graph cannot
-    convert it: pass `BlockMask.from_dense(attn_mask)`, made once. Changes that torch does not
-    count, such as those through `attn_mask.data`, are not noticed.
+    A boolean attn_mask is converted to a BlockMask in the first call that uses it. The conversion
+    waits for the GPU and runs on the host. Later calls with the same, unchanged tensor object use
+    the cached result; a new tensor object is converted again. A boolean attn_mask cannot be
+    converted under torch.compile or during the capture of a CUDA graph: pass
+    `BlockMask.from_dense(attn_mask)`, made once. Changes that torch does not count, such as those
+    through `attn_mask.data`, are not detected.
 
     Args:
-        query: [batch, num_heads_q, seqlen_q, head_dim], or without batch.
+        query: [batch, num_heads_q, seqlen_q, head_dim]; all three tensors may lack the batch axis.
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
-        attn_mask: Which keys are visible to each query: a BlockMask, an IntervalMask, or booleans
-            that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], True for visible keys. Or
-            floats that broadcast likewise, as the `bias` of `flash_attn_func`; they are not read on
-            the host. Or torch's CausalBias.
+        attn_mask: Which keys are visible to each query: a BlockMask, an IntervalMask, torch's
+            CausalBias, or booleans that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], True
+            for visible keys. Or floats that broadcast likewise and are added to the scores, see
+            `bias` of `flash_attn_func`; they are not read on the host.
         dropout_p: As in `flash_attn_func`. As in torch, it also applies in evaluation mode.
         is_causal: Query i attends to key j if j <= i: the mask is aligned to the top left, as in
             torch.
         scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
-        enable_gqa: Whether num_heads_kv may be less than num_heads_q, which it must divide; query
-            head h reads kv head h // (num_heads_q // num_heads_kv).
+        enable_gqa: Whether num_heads_kv may be less than num_heads_q. num_heads_kv must divide
+            num_heads_q, and query head h reads kv head h // (num_heads_q // num_heads_kv).
 
     Returns:
         [batch, num_heads_q, seqlen_q, head_dim_v], in memory [batch, seqlen_q, num_heads_q,
         head_dim_v].
 
     Raises:
-        TypeError: An argument is no tensor, attn_mask is no mask, or a dtype is not supported.
+        TypeError: An argument is not a tensor, attn_mask is not a mask, or a dtype is not
+            supported.
         ValueError: Shapes, devices, alignment, scale or dropout_p do not fit, or both attn_mask and
             is_causal are given.
         FlashDistError: This build has no code that runs on the GPU.
@@ -115,12 +117,12 @@ def _read_mask(
     return convert_dense(mask, (*query.shape[:3], key.shape[2]))
 
 
-# torch's CausalBias is a causal mask as a tensor subclass, whose values mean nothing.
+# torch's CausalBias is a tensor subclass that describes a causal mask. Its values have no meaning.
 def read_causal_bias(mask: object, *, is_causal: bool) -> Band | None:
-    """Return the band that a CausalBias stands for; None for any other mask.
+    """Return the band that a CausalBias describes; None for any other mask.
 
     Raises:
-        ValueError: is_causal is True, too; torch raises the same.
+        ValueError: is_causal is True with a CausalBias. torch raises the same error.
     """
     if not isinstance(mask, CausalBias):
         return None
@@ -133,7 +135,7 @@ def read_causal_bias(mask: object, *, is_causal: bool) -> Band | None:
 
 
 def to_torch(band: Band, query: Tensor, key: Tensor) -> tuple[Tensor | None, bool]:
-    """Return attn_mask and is_causal of torch's function for a band of `read_causal_bias`."""
+    """Return attn_mask and is_causal for torch's function, given a band of `read_causal_bias`."""
     if not band.bottom_right:
         return None, True
     seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]

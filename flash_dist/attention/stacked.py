@@ -1,6 +1,6 @@
 """Attention on q, k and v stacked in one tensor, or on q and a tensor of stacked k and v.
 
-Inputs are not copied: q, k and v are views. Their gradients are stacked, which is a copy.
+Inputs are not copied: q, k and v are views. autograd copies their gradients into one tensor.
 """
 
 from __future__ import annotations

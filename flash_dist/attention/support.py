@@ -1,4 +1,4 @@
-"""Check that this build has kernels for a GPU, once for each GPU, dtype and head_dim."""
+"""Checks that this build has kernels for a GPU, once for each GPU, dtype and head_dim."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _warned: Final[set[int]] = set()  # indices of the GPUs that have been warned about
 
-ROLE: Final = "fwd"  # the build's audit checks that a target with this role has all kernels
+ROLE: Final = "fwd"  # role of the forward; the audit checks that its targets have all kernels
 LARGE_FLOOR: Final = Device(8, 0)  # least compute capability for head_dim above GENERAL_HEAD_DIM
 DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -48,16 +48,16 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
         head_dim: Columns of q and k.
         head_dim_v: Columns of v.
         ieee: Require float32 kernels that multiply without TF32.
-        role: The role of the kernels. Only for the forward, a TypeError names the dtypes that the
-            GPU supports.
+        role: The role of the kernels. For the role of the forward, the message of a TypeError lists
+            the dtypes that the GPU supports.
         name: The caller's name of q.
 
     Raises:
         TypeError: The GPU has no matrix instruction for the dtype.
         ValueError: The GPU has too little shared memory for the head_dim.
-        FlashDistError: This build has no code that runs on the GPU, or it does not load. The
-            message is that of `doctor` where `doctor` predicts it.
-        torch.OutOfMemoryError: There is no memory to load the code.
+        FlashDistError: This build has no code that runs on the GPU, or the code does not load. If
+            `doctor` predicts this, the message is the same as that of `doctor`.
+        torch.OutOfMemoryError: There is too little memory to load the code.
     """
     gpu = Device(*torch.cuda.get_device_capability(device))
     kind = IEEE32 if ieee else DTYPE_NAMES[dtype]
@@ -87,7 +87,7 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
 
 
 def _log_choice(device: int, gpu: Device, chosen: dict[str, Any]) -> None:
-    """Log which variant was chosen; warn once per GPU if it has no machine code for the GPU."""
+    """Log the chosen variant; warn once per GPU if the driver compiles it from PTX."""
     symbol, binary = str(chosen["symbol"]), int(chosen["binary_version"])
     versions = f"binaryVersion {binary}, ptxVersion {chosen['ptx_version']}"
     _log.debug("GPU %d: the variant is %s (%s)", device, symbol, versions)

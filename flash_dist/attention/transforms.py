@@ -60,7 +60,7 @@ def require_no_gradients(name: str, **tensors: Tensor | None) -> None:
 
 
 def find_differentiated(**tensors: Tensor | None) -> str | None:
-    """Return the name of the first tensor that autograd or torch.func tracks; None without one."""
+    """Return the name of the first tensor that autograd or torch.func tracks; None if none is."""
     has_levels = forward_ad._current_level >= 0 or is_transformed()  # noqa: SLF001 - no public equivalent
     follows = torch.is_grad_enabled()
     if not (follows or has_levels):
@@ -84,7 +84,7 @@ def _is_tracked(x: Tensor) -> bool:
 
 
 def _has_tangent(x: Tensor | None) -> bool:
-    """Return whether forward mode has a tangent for a tensor, at any level of torch.func."""
+    """Return whether a tensor has a forward-mode tangent, at any level of torch.func."""
     if x is None or forward_ad._current_level < 0 or torch.compiler.is_compiling():  # noqa: SLF001 - no public equivalent
         return False
     while functorch.is_batchedtensor(x) or forward_ad.unpack_dual(x).tangent is None:
@@ -104,13 +104,13 @@ def refuse_compilation() -> NoReturn:
 
 
 def refuse_intervals() -> NoReturn:
-    """Raise for an IntervalMask in a transform: vmap changes the batch that the mask depends on."""
+    """Raise FlashDistError for an IntervalMask, whose fixed batch vmap would change."""
     message = "torch.func.grad, vjp and vmap take a BlockMask as mask, got an IntervalMask"
     raise FlashDistError(message, hint="`BlockMask.from_intervals`, made once outside")
 
 
 def refuse_max_logit() -> NoReturn:
-    """Raise for return_max_logit in a transform: vmap would take the maximum over its axis, too."""
+    """Raise ValueError for return_max_logit: the maximum would include the vmapped axis."""
     message = (  # see refuse_compilation()
         "return_max_logit must be False within torch.func.grad, vjp and vmap, got True"
         "\n\nhint: the same call outside of them returns max_logit"
@@ -119,7 +119,7 @@ def refuse_max_logit() -> NoReturn:
 
 
 class Attention(torch.autograd.Function):
-    """out and lse from q, k, v and the flattened fields of a Problem without scores."""
+    """Computes out and lse from q, k, v and the flattened fields of a Problem without scores."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> Pair:  # noqa: ANN401
@@ -165,7 +165,7 @@ class Attention(torch.autograd.Function):
 
 
 class Backward(torch.autograd.Function):
-    """dq, dk and dv from dout, dlse, the saved tensors and the flattened fields of a Problem."""
+    """Computes dq, dk and dv from dout, dlse, q, k, v, out, lse and the fields of a Problem."""
 
     @staticmethod
     def forward(dout: Tensor | None, dlse: Tensor | None, *inputs: Any) -> Gradients:  # noqa: ANN401

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Others(TypedDict, total=False):
-    """Arguments of flash-attention 3 and 4 that 2 does not have."""
+    """Arguments of flash-attention 3 and 4, and of vLLM, that flash-attention 2 does not have."""
 
     attention_chunk: int
     aux_scalars: None
@@ -114,7 +114,7 @@ def are_defaults(dropout_p: object, softcap: object, alibi_slopes: object) -> bo
 
 
 def refuse_unsupported(**arguments: object) -> None:
-    """Raise ValueError, with the reason, for an argument whose value is not in ALLOWED."""
+    """Raise ValueError for the first argument whose value is not allowed; the message says why."""
     for name, value in arguments.items():
         values = ALLOWED.get(name, _NONE)
         plain = value is None or isinstance(value, (bool, int, float, Real))

@@ -1,4 +1,4 @@
-"""Integrations: other libraries call this package after two lines of code."""
+"""Integrations with other libraries: each takes one or two lines of code."""
 
 from __future__ import annotations
 

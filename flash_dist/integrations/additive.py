@@ -1,4 +1,4 @@
-"""Reads float masks, which are added to the scores, by the same rule in all integrations."""
+"""Reads float masks, which are added to the scores, in the same way for all integrations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look up names in other libraries; raise a clear error if one is missing."""
+"""Looks up names in other libraries; raises a clear error if a name is missing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..errors import FlashDistError
 
 
 def find_names(user: str, module: str, *names: str, oldest: str) -> list[Any]:
-    """Return the objects with these names in a module of another package.
+    """Return objects from a module of another package, by name.
 
     Args:
         user: The name of our module that needs the objects, for the message.
         module: The full name of the other package's module.
-        names: The names that the other module must have.
-        oldest: The first version of the package that has the names.
+        names: Names of the objects.
+        oldest: The first version of the other package that has all names.
 
     Raises:
         FlashDistError: The package is not installed, or is too old.

@@ -28,7 +28,7 @@ class Band(NamedTuple):
 
     @classmethod
     def of(cls, left: int | None, right: int | None, alignment: Alignment) -> Band:
-        """Return a checked band; None and -1 are unbounded."""
+        """Return a band, after checking the arguments; None and -1 are unbounded."""
         bottom_right = parse_alignment(alignment)
         left, right = _parse_window("left", left), _parse_window("right", right)
         return cls() if left == right == UNBOUNDED else cls(left, right, bottom_right)
@@ -71,5 +71,5 @@ def _parse_window(name: str, size: int | None) -> int:
 
 
 def _least(a: int, b: int) -> int:
-    """Return the smaller of two window sizes; UNBOUNDED is larger than any other."""
+    """Return the smaller of two window sizes; UNBOUNDED counts as larger than any other size."""
     return max(a, b) if UNBOUNDED in {a, b} else min(a, b)

@@ -1,7 +1,6 @@
-"""Booleans as 64-bit words, in which masks other than intervals are stored.
+"""Packs booleans into 64-bit words, the format of masks that are not intervals.
 
-Bit j of word n of a query says whether the query attends to key 64 * n + j. Bits past the last key
-are 0.
+Bit j of a query's word n is 1 if the query attends to key 64 * n + j. Bits past the last key are 0.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def words_of(keys: int) -> int:
 
 
 def pack(visible: Tensor) -> Tensor:
-    """Return the words [..., ceil(n / 64)] of booleans [..., n], on their device."""
+    """Pack booleans [..., n] into words [..., ceil(n / 64)], on the same device."""
     keys = visible.shape[-1]
     padded = visible.new_zeros((*visible.shape[:-1], words_of(keys) * WORD))
     padded[..., :keys] = visible.view(torch.uint8) != 0  # any nonzero byte counts as true
@@ -38,7 +37,14 @@ def pack(visible: Tensor) -> Tensor:
 
 
 def parse_words(words: object, keys: int) -> Tensor:
-    """Return checked words [batch, heads, seqlen_q, ceil(keys / 64)] from a file."""
+    """Check the words of a saved mask, and return a copy on the CPU.
+
+    Bits past the last key become 0.
+
+    Args:
+        words: [batch, heads, seqlen_q, ceil(keys / 64)].
+        keys: Number of keys.
+    """
     if not isinstance(words, Tensor) or words.dtype != torch.int64:
         kind = words.dtype if isinstance(words, Tensor) else type(words).__name__
         raise complain(TypeError, f"the bits of a saved mask must be torch.int64, got {kind}")
@@ -55,15 +61,15 @@ def parse_words(words: object, keys: int) -> Tensor:
 
 
 def unpack(words: Tensor, keys: int) -> Tensor:
-    """Return the booleans [..., keys] for words."""
+    """Unpack words [..., ceil(keys / 64)] into booleans [..., keys]."""
     bits = (words.unsqueeze(-1) >> torch.arange(WORD, device=words.device)) & 1
     return bits.flatten(-2)[..., :keys] != 0
 
 
 def pack_strips(visible: Tensor) -> Tensor:
-    """Return the words of booleans [batch, heads, seqlen_q, seqlen_k] on the CPU.
+    """Pack booleans [batch, heads, seqlen_q, seqlen_k] into words on the CPU.
 
-    Processes a strip of rows at a time, on the device of the booleans.
+    Packs a strip of rows at a time, on the device of the booleans.
     """
     keys = visible.shape[3]
     words = torch.empty((*visible.shape[:3], words_of(keys)), dtype=torch.int64, device="cpu")
@@ -75,12 +81,14 @@ def pack_strips(visible: Tensor) -> Tensor:
 def strips(
     sizes: tuple[int, ...], row_cost: int, *, step: int = 1
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield parts of [batch, heads, rows] in order: at most STRIP elements, or a single step.
+    """Split [batch, heads, rows] into parts, and yield their slices in order.
+
+    A part has at most STRIP elements, unless a single step has more.
 
     Args:
         sizes: Numbers of batch entries, heads and rows.
         row_cost: Elements per row.
-        step: Strips begin at multiples of this number of rows.
+        step: Parts begin at multiples of this number of rows.
     """
     batch, heads, rows = sizes
     if heads * rows * row_cost <= STRIP:  # process whole batch entries together
@@ -96,7 +104,7 @@ def strips(
 
 
 def interval_words(lo: Tensor, hi: Tensor, words: int) -> Tensor:
-    """Return words [..., words] with bits lo <= j < hi set."""
+    """Return words [..., words] in which the bits of the keys j with lo <= j < hi are set."""
     lowest = [*((1 << n) - 1 for n in range(WORD)), -1]  # words with the lowest n bits set
     below = torch.tensor(lowest, device="cpu")
     first = WORD * torch.arange(words, device="cpu")
@@ -106,7 +114,7 @@ def interval_words(lo: Tensor, hi: Tensor, words: int) -> Tensor:
 
 
 def any_row(words: Tensor) -> Tensor:
-    """Return the union over rows of [..., rows, words], as [..., words]."""
+    """Return the bitwise OR over the rows of [..., rows, words], as [..., words]."""
     while (rows := words.shape[-2]) > 1:
         half = rows // 2
         both = words[..., :half, :] | words[..., half : 2 * half, :]
@@ -115,9 +123,9 @@ def any_row(words: Tensor) -> Tensor:
 
 
 def find_intervals(words: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return lo and hi [...] if each row of words has at most one run of keys; else None.
+    """Return lo and hi [...] of words [..., words]; None if a row's visible keys have a gap.
 
-    A row without keys is (0, 0).
+    A row without visible keys is (0, 0).
     """
     zero = words.new_zeros((*words.shape[:-1], 1))
     before = torch.cat([zero, words[..., :-1]], -1) >> (WORD - 1) & 1

@@ -1,4 +1,4 @@
-"""Reads a BlockMask of FlexAttention once: its blocks, and mask_mod for the partial blocks."""
+"""Converts a BlockMask of FlexAttention; evaluates mask_mod on its partial blocks only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ AXES: Final = 4  # number of axes: batch, heads, query blocks, key blocks
 
 
 def read_flex(block_mask: flex_attention.BlockMask) -> DenseTerm:
-    """Return the mask as a DenseTerm: full blocks are visible, partial ones as mask_mod says."""
+    """Return the mask as a DenseTerm.
+
+    All pairs of a full block are visible. In a partial block, mask_mod says which pairs are.
+    """
     _require_block_mask(block_mask)
     seqlen_q, seqlen_k = block_mask.seq_lengths
     states = _block_states(block_mask)
@@ -74,7 +77,7 @@ def _block_states(block_mask: flex_attention.BlockMask) -> Tensor:
 
 
 def _listed(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
-    """Return [..., columns]: 1 if a block is among the first `counts` entries of `indices`."""
+    """Return uint8 [..., columns]: 1 if a block is in the first `counts` of `indices`, else 0."""
     valid = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
     places = torch.where(valid & (indices < columns), indices, columns).long()
     listed = counts.new_zeros((*counts.shape, columns + 1), dtype=torch.uint8)
@@ -84,12 +87,14 @@ def _listed(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
 def _read_lines(
     block_mask: flex_attention.BlockMask, lines: Tensor, place: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
-    """Return the mask of some lines of blocks: booleans [lines, block_q, columns * block_k].
+    """Return which pairs are visible: booleans [lines, block_q, columns * block_k].
+
+    A line is all key blocks of one query block.
 
     Args:
         block_mask: The mask.
-        lines: [lines, columns], block states of some lines of blocks.
-        place: [lines] each: batch entry, head and query block of a line.
+        lines: [lines, columns], states of the blocks of some lines.
+        place: Batch entry, head and query block of each line, [lines] each.
     """
     block_q, block_k = block_mask.BLOCK_SIZE
     visible = (lines == WHOLE)[:, None, :, None].repeat(1, block_q, 1, block_k)

@@ -27,7 +27,7 @@ TILES: Final = ("[rows, columns]", "[batch or 1, num_heads_q or 1, rows, columns
 
 
 class Shape(NamedTuple):
-    """The sizes of a call."""
+    """The sizes of a call of attention."""
 
     batch: int
     num_heads_q: int
@@ -36,7 +36,10 @@ class Shape(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes that a mask was made for. None fits any size, as does 1 for batch and heads."""
+    """The sizes that a mask was made for.
+
+    None fits any size. For batch and num_heads_q, 1 also fits any size.
+    """
 
     batch: int | None = None
     num_heads_q: int | None = None
@@ -49,7 +52,7 @@ class Sizes(NamedTuple):
         return cls(shape[0], shape[1], shape[2], seqlen_k)
 
     def planes(self) -> tuple[int, int]:
-        """Return for how many batch entries and heads the mask is stored; 1 if all share it."""
+        """Return the numbers of stored batch entries and heads; 1 if all have the same mask."""
         return self.batch or 1, self.num_heads_q or 1
 
     def join(self, other: Sizes) -> Sizes:
@@ -84,7 +87,7 @@ def _join(name: str, mine: int | None, theirs: int | None) -> int | None:
 def parse_index(index: object, sizes: Sizes) -> tuple[slice, slice]:
     """Return the slices of batch entries and heads that an index selects.
 
-    An axis of 1 fits any index, and is kept.
+    If an axis has size 1, any int or slice selects its only entry.
 
     Raises:
         TypeError: The index is not an int, a slice or a tuple of at most two of these.
@@ -199,7 +202,7 @@ def require_dims(name: str, tensor: Tensor, dims: tuple[str, ...]) -> Tensor:
     """Return a view with leading axes of 1 added, up to the longest of `dims`.
 
     Raises:
-        ValueError: The number of axes is none of `dims`, or the tensor is empty.
+        ValueError: No shape of `dims` has this number of axes, or the tensor is empty.
     """
     counts = [text.count(",") + 1 for text in dims]
     if tensor.dim() not in counts:
@@ -228,7 +231,7 @@ def require_most(name: str, values: Tensor, most: int) -> None:
 
 
 def require_bool(name: str, value: object) -> None:
-    """Raise TypeError unless a value is a Python, numpy or symbolic bool; 1 is refused, too."""
+    """Raise TypeError unless a value is a Python, NumPy or symbolic bool. Integers are refused."""
     if value is True or value is False:
         return
     if not isinstance(value, torch.SymBool) and not _is_numpy_bool(value):
@@ -283,7 +286,16 @@ def parse_interval(name: str, bound: Integers) -> Tensor:
 def broadcast_bounds(
     lo: Tensor, hi: Tensor, given: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Broadcast lo and hi, or raise ValueError with the shapes of `given`, else of lo and hi."""
+    """Return lo and hi, broadcast against each other.
+
+    Args:
+        lo: First key of each query.
+        hi: End of the keys of each query.
+        given: The caller's lo and hi, whose shapes an error shows. Defaults to lo and hi.
+
+    Raises:
+        ValueError: The shapes do not broadcast.
+    """
     try:
         lows, highs = torch.broadcast_tensors(lo, hi)
     except RuntimeError as error:
@@ -303,7 +315,10 @@ def parse_block_size(block_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def blocked_seqlen(name: str, seqlen: int | None, blocks: int, block: int) -> int:
-    """Return a checked seqlen of this many blocks; the last may be partial. None: all are full."""
+    """Check that `seqlen` tokens fill this number of blocks, and return it.
+
+    The last block may be partial. If `seqlen` is None, return the length with full blocks.
+    """
     if seqlen is None:
         return blocks * block
     seqlen = parse_size(name, seqlen)

@@ -40,11 +40,11 @@ _operators: Final[Any] = torch.ops.flash_dist
 
 
 class IntervalMask(NamedTuple):
-    """A mask with one interval of keys per query, whose plan graphs can compute and store.
+    """A mask with one interval of keys per query. Graphs can compute and store its plan.
 
     Make it with `IntervalMask.of` or `IntervalMask.packed`, and pass it to attention functions as
-    mask. It stays on the device of lo and hi, does not support `&`, and serves any number of
-    layers. Like a BlockMask it is equal only to itself: comparing values could wait for a GPU.
+    `mask`. It stays on the device of lo and hi, and does not support `&`. Any number of layers can
+    use it. Like a BlockMask, it is equal only to itself: comparing values could wait for a GPU.
     """
 
     plan: Tensor  # [:] int32, the array that kernels read
@@ -52,7 +52,7 @@ class IntervalMask(NamedTuple):
     heads: int  # the call's num_heads_q, or 1
     seqlen_q: int
     seqlen_k: int
-    causal: bool  # aligned to the bottom right
+    causal: bool  # also causal, aligned to the bottom right
     is_packed: bool = False  # no query attends to keys of another sequence of the pack
 
     @classmethod
@@ -68,7 +68,8 @@ class IntervalMask(NamedTuple):
             hi: Likewise, with axes that broadcast against those of lo.
             seqlen_k: Number of keys.
             causal: Also limit hi[i] to i + seqlen_k - seqlen_q + 1, like a causal mask aligned to
-                the bottom right. This halves the workspace of the backward.
+                the bottom right. If seqlen_q equals seqlen_k, this about halves the workspace of
+                the backward.
 
         Raises:
             TypeError: lo or hi is not a tensor of int32 or int64, seqlen_k is not an int, or causal
@@ -96,9 +97,9 @@ class IntervalMask(NamedTuple):
     ) -> IntervalMask:
         """Query i of the pack attends to key j of its own sequence if lo[i] <= j < hi[i].
 
-        Use it as the mask of `flash_attn_varlen_func`, or of a batch of 1. The first key of each
-        sequence is key 0. The host does not read the bounds: they are clamped to the keys of the
-        sequence. Queries that belong to no sequence attend to no key.
+        Use it as the mask of `flash_attn_varlen_func`, or of a call with a batch of 1. lo and hi
+        count from the first key of the sequence. The host does not read them: they are clamped to
+        the keys of the sequence. Queries that belong to no sequence attend to no key.
 
         Args:
             lo: [total_q], or [1, num_heads_q or 1, total_q], otherwise as in `of`.
@@ -107,13 +108,14 @@ class IntervalMask(NamedTuple):
                 end of the last sequence.
             cu_seqlens_k: Likewise for keys. Defaults to cu_seqlens_q.
             total_k: Number of keys of the pack. Defaults to total_q; required with cu_seqlens_k.
-            causal: Also limit hi to the diagonal of each sequence, aligned to the bottom right.
+            causal: Also limit hi like a causal mask within each sequence, aligned to the bottom
+                right.
 
         Raises:
             TypeError: As in `of`, or cu_seqlens_q or cu_seqlens_k is not a tensor of int32 or
                 int64.
-            ValueError: As in `of`, or lo or hi has a batch, the cu_seqlens have a wrong shape,
-                device or different lengths, or total_k is missing.
+            ValueError: As in `of`, or lo or hi has a batch axis greater than 1, cu_seqlens have a
+                wrong shape, a wrong device or different lengths, or total_k is missing.
         """
         lows, highs = _parse_bounds(lo, hi)
         if lows.shape[0] != 1:
@@ -145,7 +147,12 @@ class IntervalMask(NamedTuple):
         return _list_layout(self[1:5])
 
     def require(self, q: Tensor, k: Tensor) -> None:
-        """Raise ValueError if a call has another shape or device than the mask."""
+        """Raise ValueError if the shape or device of a call is not that of the mask.
+
+        Args:
+            q: [batch, seqlen_q, heads..., head_dim].
+            k: [batch, seqlen_k, heads..., head_dim].
+        """
         sizes = Sizes(self.batches, self.heads, self.seqlen_q, self.seqlen_k)
         sizes.require(Shape(q.shape[0], math.prod(q.shape[2:-1]), q.shape[1], k.shape[1]))
         if self.plan.device != q.device:
@@ -154,7 +161,7 @@ class IntervalMask(NamedTuple):
             raise complain(ValueError, message)
 
     def is_within(self, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> bool:
-        """Return whether no query attends to another sequence; waits if the mask is on a GPU."""
+        """Return whether no query attends to keys of another sequence; on a GPU, this waits."""
         lo, hi = self._bounds()
         none = torch.zeros_like(lo)
         first, end = _shift_bounds(
@@ -206,7 +213,7 @@ def load_intervals(
     causal: bool,  # noqa: FBT001
     is_packed: bool = False,  # noqa: FBT001, FBT002
 ) -> IntervalMask:
-    """Return a saved mask with a new plan, because a file may contain anything."""
+    """Return a saved mask. Its plan is computed again, because a file may contain anything."""
     require_bool("is_packed", is_packed)
     mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k, causal=causal)
     return mask._replace(is_packed=is_packed)
@@ -248,13 +255,15 @@ def _parse_ends(name: str, cu_seqlens: Tensor, lo: Tensor) -> Tensor:
 def _shift_bounds(
     lo: Tensor, hi: Tensor, ends: tuple[Tensor, Tensor], *, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return lo and hi counted from the first key of the pack instead of from that of a sequence.
+    """Return lo and hi of packed queries, counted from the first key of the pack.
+
+    hi is limited to the end of the query's sequence. For a query of no sequence it is 0.
 
     Args:
-        lo: [1, heads, total_q].
+        lo: [1, heads, total_q], counted from the first key of the query's sequence.
         hi: Likewise.
         ends: cu_seqlens_q and cu_seqlens_k.
-        causal: Whether to limit hi to the diagonal of the sequence.
+        causal: Whether to limit hi like a causal mask within each sequence.
     """
     ends_q, ends_k = (x.to(torch.int64) for x in ends)
     rows = torch.arange(lo.shape[2], device=lo.device)
@@ -271,7 +280,7 @@ def _shift_bounds(
 
 
 def _parse(name: str, x: Tensor) -> Tensor:
-    """Return a checked tensor of integers as a view [batch or 1, heads or 1, seqlen_q]."""
+    """Check a tensor of integers, and return a view [batch or 1, heads or 1, seqlen_q]."""
     if not isinstance(x, torch.Tensor) or x.dtype not in _DTYPES:
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         got = str(kind).removeprefix("torch.")
@@ -316,7 +325,7 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
         lo: [batches, heads, seqlen_q].
         hi: Likewise.
         seqlen_k: Number of keys.
-        causal: Whether to limit hi to the diagonal.
+        causal: Whether to limit hi like a causal mask aligned to the bottom right.
     """
     seqlen_q = lo.shape[2]
     lo, hi = (x.to(torch.int64).clamp(0, seqlen_k) for x in (lo, hi))
@@ -351,7 +360,7 @@ def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, caus
     if not causal:
         return torch.arange(key_tiles + 1, device=device) * query_tiles
     numbers = torch.arange(key_tiles, device=device)
-    # Query tiles before the first query that attends to the tile's first key.
+    # For each key tile: the number of query tiles that cannot attend to any of its keys.
     masked = (numbers * TILE - (seqlen_k - seqlen_q)).clamp(min=0) // TILE
     return pad((query_tiles - masked).cumsum(0), (1, 0))
 
@@ -371,12 +380,21 @@ def _list_layout(sizes: tuple[int, ...]) -> list[int]:
 
 @lru_cache(maxsize=64)
 def list_integers(*sizes: int) -> Tensor:
-    """Return the layout as a cached tensor. Do not write to it or call this in a FakeTensorMode."""
+    """Return `_list_layout` as a cached int64 tensor on the CPU.
+
+    Do not write to the tensor, and do not call this function in a FakeTensorMode.
+    """
     return torch.tensor(_list_layout(sizes), dtype=torch.int64, device="cpu")
 
 
 @lru_cache(maxsize=64)
 def list_key_slots(seqlen_q: int, seqlen_k: int, *, causal: bool) -> Tensor:
-    """Return the number of dS slots before each key tile, for the host's plan of the backward."""
+    """Return `_key_slots` as a cached int32 tensor on the CPU, for the host's plan of the backward.
+
+    Do not write to the tensor.
+
+    Raises:
+        ValueError: There are too many tiles.
+    """
     require_index(_tiles(seqlen_q) * _tiles(seqlen_k))
     return _key_slots(seqlen_q, seqlen_k, "cpu", causal=causal).to(torch.int32)

@@ -27,9 +27,9 @@ Terms = tuple[Term, ...]
 class _Sequence(NamedTuple):
     """The queries and keys of one sequence in the pack, and its mask."""
 
-    rows: slice
-    keys: slice
-    shape: Shape
+    rows: slice  # queries in the pack
+    keys: slice  # keys in the pack
+    shape: Shape  # of the sequence alone
     intervals: Intervals  # lo, hi [1, heads, queries], counted from the sequence's first key
     others: list[Term]  # terms without intervals
 
@@ -97,7 +97,7 @@ class PackedTerm(Term):
         return lo, hi
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the term knows its sizes
-        """See `Term.words`; sets all bits of sequences whose mask is exactly its intervals."""
+        """See `Term.words`. Sets all bits for a sequence if all its terms have intervals."""
         _, heads, rows = part
         planes = len(range(self.sizes.planes()[1])[heads]) if self.sizes.planes()[1] > 1 else 1
         size = (1, planes, rows.stop - rows.start, columns.stop - columns.start)
@@ -136,7 +136,10 @@ def _naming(number: int, count: int) -> Iterator[None]:
 
 
 def _show(one: _Sequence, part: Part) -> Tensor:
-    """Return the sequence's terms without intervals as booleans [1, heads, rows, keys]."""
+    """Return the intersection of a sequence's terms without intervals, for some of its queries.
+
+    The result is booleans [1, heads, rows, keys]. `part` counts from the sequence's first query.
+    """
     columns = slice(0, words_of(one.shape.seqlen_k))
     words = torch.full((1, 1, 1, columns.stop), -1, dtype=torch.int64, device="cpu")
     for term in one.others:
@@ -145,7 +148,13 @@ def _show(one: _Sequence, part: Part) -> Tensor:
 
 
 def _place(shown: Tensor, keys: slice, columns: slice) -> Tensor:
-    """Return the pack's words in `columns`, given booleans over the keys of one sequence."""
+    """Return some columns of the pack's words for booleans [..., keys of one sequence].
+
+    Args:
+        shown: The booleans.
+        keys: The sequence's keys in the pack.
+        columns: The columns of words.
+    """
     first, end = columns.start * WORD, columns.stop * WORD
     visible = shown.new_zeros((*shown.shape[:-1], end - first))
     begin, stop = max(keys.start, first), min(keys.stop, end)

@@ -1,8 +1,9 @@
 """Plan of a mask for the kernels: int32 arrays in one buffer, and their offsets.
 
-A tile is TILE queries by TILE keys. The leading axes [batches, heads] of an array are 1 if the mask
-does not differ along them. An end is one more than the last. The arrays fill MaskParams of
-csrc/core/params.h; layout.py describes how.
+A tile is TILE queries by TILE keys. A plane is one pair of batch entry and head. The leading axes
+[batches, heads] of an array are 1 if the mask does not differ along them. An end is exclusive. The
+backward stores dS of a tile in a slot. The arrays fill MaskParams of csrc/core/params.h; layout.py
+describes how.
 
     key_bounds    [batches, 2] first and end key that any query attends to
     rows          [batches, heads, query_tiles * TILE, 2] first and end key of a query
@@ -46,7 +47,7 @@ class MaskPlan:
     heads: int  # the call's num_heads_q, or 1
     seqlen_q: int
     seqlen_k: int
-    arrays: dict[str, Tensor]  # existing arrays, by their names in the layout
+    arrays: dict[str, Tensor]  # views of `packed`, by name in ARRAYS; without absent arrays
     packed: Tensor  # [:] int32, all arrays
     layout: list[int]  # integers for the operators, see layout.py
     numbers: Tensor  # `layout` as a tensor, [:] int64
@@ -71,7 +72,7 @@ class MaskPlan:
 
 
 def pack_plan(kind: int, shape: Shape, arrays: Mapping[str, Tensor]) -> MaskPlan:
-    """Return the plan with its arrays in one buffer; `MaskPlan.arrays` are views of it."""
+    """Copy the arrays into one buffer, and return the plan."""
     offsets, end = lay_out({name: array.numel() for name, array in arrays.items()})
     require_index(end)
     # The padding at the end gives even an empty last array a valid address.
@@ -87,7 +88,7 @@ def pack_plan(kind: int, shape: Shape, arrays: Mapping[str, Tensor]) -> MaskPlan
 
 
 def lay_out(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Return the offset of each of ARRAYS in one buffer, and the buffer's size.
+    """Return the offset of each of ARRAYS in one buffer, and the buffer's size, in int32 values.
 
     An array that `sizes` does not contain has the offset ABSENT.
     """

@@ -1,4 +1,4 @@
-"""Makes the plan of a mask from its terms: intervals if they are exact, else lists of tiles."""
+"""Makes the plan of a mask from its terms: key intervals of queries, or lists of tiles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-LEAST_USE: Final = 0.9  # with a smaller fraction of visible tiles in key_ranges, lists are used
+LEAST_USE: Final = 0.9  # if a smaller fraction of the tiles in key_ranges is visible, use lists
 
 
 def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
@@ -45,7 +45,7 @@ def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
 def split_terms(terms: Sequence[Term], shape: Shape) -> tuple[Intervals, list[Term]]:
     """Return lo and hi, which contain all visible keys, and the terms without intervals.
 
-    If there are no such terms, the mask is exactly these intervals.
+    If all terms have intervals, the mask is exactly lo and hi.
     """
     split = [(term, term.intervals(shape)) for term in terms]
     others = [term for term, found in split if found is None]
@@ -60,7 +60,7 @@ def _key_bounds(bounds: Tensor, shape: Shape) -> dict[str, Tensor]:
 
 
 def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
-    """Return the intersection as lo and hi [batch, heads, seqlen_q]; an empty row is (0, 0)."""
+    """Return the intersection, lo and hi [batch, heads, seqlen_q]. It is (0, 0) if empty."""
     lo = torch.zeros(1, 1, 1, dtype=torch.int64, device="cpu")
     hi = torch.full((1, 1, 1), shape.seqlen_k, device="cpu")
     for more_lo, more_hi in intervals:

@@ -14,11 +14,14 @@ Tensor = torch.Tensor
 
 BEYOND: Final = 1 << 31  # larger than any key
 PAIRS_AT_ONCE: Final = 1 << 20  # most pairs of tiles to compare at once, in at most 8 MiB
-MOST_PAIRS: Final = 1 << 24  # of more pairs, comparing all takes longer
+MOST_PAIRS: Final = 1 << 24  # with more pairs, _key_ranges_by_size is faster
 
 
 def to_tiles(x: Tensor) -> Tensor:
-    """Return [..., rows] as [..., tiles, TILE], padded with 0; a view of complete tiles."""
+    """Return [..., rows] as [..., tiles, TILE]: a view, or a copy if the last tile is padded.
+
+    The padding is 0.
+    """
     missing = -x.shape[-1] % TILE
     padded = pad(x, (0, missing)) if missing else x  # pad would copy
     tiles: Tensor = padded.unflatten(-1, (-1, TILE))
@@ -49,7 +52,9 @@ def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
 
 
 def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
-    """Return [batch, 2]: first and end key that any query of any head attends to, else (0, 0).
+    """Return [batch, 2]: first and end key that any query of any head attends to.
+
+    Without a visible key they are (0, 0).
 
     Args:
         lo: [batch, heads, seqlen_q].
@@ -68,7 +73,7 @@ def bounds_of_keys(visible: Tensor) -> Tensor:
 
 
 def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
-    """Return [batch, heads, key tiles, 2]: first and end query tile that may attend to the tile.
+    """Return [batch, heads, key tiles, 2]: first and end query tile that may attend to a key tile.
 
     Args:
         ranges: [batch, heads, query tiles, 4], made by `query_ranges`, on any device.
@@ -85,7 +90,8 @@ def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
 def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
     """Return first and end query tile [..., key tiles], given the key tiles of each query tile.
 
-    Compares every pair of tiles, with few kernel launches but memory for many pairs.
+    This compares every query tile with every key tile: few kernel launches, but memory for about
+    PAIRS_AT_ONCE pairs.
     """
     query_tiles, planes = begin.shape[2], begin.shape[:2]
     n = torch.arange(key_tiles, dtype=torch.int32, device=begin.device)
@@ -105,10 +111,13 @@ def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Ten
 def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
     """Return what `_key_ranges_by_pair` returns, with less memory but more kernel launches.
 
-    It needs memory for the tiles of one axis, and launches some kernels for each power of 2. Two
-    overlapping runs cover the key tiles of a query tile, each as long as the largest power of 2
-    that fits. For each such size, entry n has the first and last query tile whose run begins at
-    key tile n. Then each half of a run inherits the run's entry: the next size is half as long.
+    The memory is proportional to the number of tiles of one axis. Each power of 2 takes a few
+    launches.
+
+    Two runs, which may overlap, cover the key tiles of a query tile. Each is as long as the largest
+    power of 2 that fits. The loop begins with the longest runs. In each step, entry n is the first
+    (or the end) of the query tiles that have a run of length `size` from key tile n on. For the
+    next step, each run is split into halves, which begin at n and n + size / 2.
     """
     query_tiles, length = begin.shape[2], (end - begin).clamp(min=0)
     m = torch.arange(query_tiles, device=begin.device).expand_as(begin)

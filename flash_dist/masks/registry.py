@@ -1,12 +1,12 @@
-"""Finds masks by their handles, and their tensors on the device of a call.
+"""Finds a mask, and its tensors on the device of a call, by the mask's handle.
 
 A compiled graph stores numbers and tensors, but no objects. It refers to a mask by its handle, an
 int that is unique in the process. Work that needs the object (the plan, the lock, the copy to a
 device) is done here, called from a registered operator and never from traced code.
 
-A mask's tensors are made once per device and shape, on first use, and freed with the mask. A mask
-stays alive beyond its last reference while it is among the MAX_CACHED masks that compiled graphs
-used last, because their backward has only the handle. Tensors that a CUDA graph has captured are
+A mask's tensors are made once per device and shape, on first use, and freed with the mask. The
+MAX_CACHED masks that compiled graphs used most recently stay alive without other references,
+because the backward of a graph has only the handle. Tensors that a CUDA graph has captured are
 never freed, since the graph may be replayed at any time.
 """
 
@@ -40,7 +40,7 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 MAX_CACHED: Final = 32  # masks kept alive for compiled graphs until their backward
 MAX_SHAPES: Final = 32  # plans cached per mask and device
 DEFAULT_STREAM: Final = 0  # CUDA's legacy stream, which no graph can be captured on
-MAX_STREAMS: Final = 256  # streams remembered per buffer; then all are forgotten
+MAX_STREAMS: Final = 256  # maximum size of a buffer's set of streams, which is then cleared
 FIRST_HANDLE: Final = 2  # torch.compile specializes on 0 and 1
 RECORDED: Final = (  # hint for graphs that must not store a handle
     "`BlockMask.full`, `causal` and `sliding_window` are bands, recorded as numbers; an "
@@ -54,11 +54,11 @@ def is_traced() -> bool:
 
 
 def outside_graphs(function: Function) -> Function:
-    """Exclude a function that makes or plans a mask on the host from torch.compile.
+    """Exclude from torch.compile a function that makes or plans a mask on the host.
 
-    A traced call raises TypeError. Dynamo is disabled in the function: after a graph break, it
-    would compile each callee separately for each shape, and Inductor cannot compile some of their
-    operations.
+    A call that torch.compile traces raises TypeError. Dynamo is disabled inside of the function.
+    Otherwise, after a graph break, it would compile each callee separately for each shape, and
+    Inductor cannot compile some operations of the callees.
     """
     disabled: list[Callable[..., Any]] = []
 
@@ -83,7 +83,10 @@ def outside_graphs(function: Function) -> Function:
 def lookup_or_make(
     cached: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int
 ) -> Value:
-    """Return the cached value of a key, or make it; keeps the `most` values used last."""
+    """Return the value cached for a key, or make and cache it.
+
+    If more than `most` values are cached, the least recently used one is dropped.
+    """
     if key not in cached:
         cached[key] = make()
     cached.move_to_end(key)
@@ -111,12 +114,16 @@ class DevicePlan(NamedTuple):
 
     plan: MaskPlan
     data: Tensor
-    streams: set[int]  # cudaStream_t of each stream that the allocator was told of
+    streams: set[int]  # cudaStream_t of each stream that was recorded with the allocator
 
     def hold(self, index: int) -> None:
         """Keep the buffer's memory from being reused before the current stream has read it.
 
-        The allocator remembers a stream until the buffer is freed, so it is told once per stream.
+        torch's allocator records a stream until the buffer is freed, so once per stream is enough.
+        If the stream is being captured, the buffer is never freed.
+
+        Args:
+            index: Index of the GPU.
         """
         stream = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001 - C only, like those below
         if stream == DEFAULT_STREAM and stream in self.streams:
@@ -135,7 +142,7 @@ class DevicePlan(NamedTuple):
 
 
 class _DeviceCache:
-    """Plans of one mask on one device, by shape."""
+    """The plans of one mask on one device, by shape."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -198,7 +205,10 @@ def cache(handle: int) -> None:
 
 
 def lookup(handle: int, device: torch.device, shape: Shape) -> DevicePlan:
-    """Return a mask's plan for calls of one shape, held for the current stream of a device."""
+    """Return a mask's plan for calls of one shape.
+
+    On a GPU, it is held for the device's current stream, see `DevicePlan.hold`.
+    """
     entry, mask = _find(handle)
     cache_of_device = entry.caches.get(device) or entry.caches.setdefault(device, _DeviceCache())
     found = cache_of_device.lookup(mask, device, shape)
@@ -210,9 +220,10 @@ def lookup(handle: int, device: torch.device, shape: Shape) -> DevicePlan:
 def lookup_last(
     handle: int, index: int, sizes_q: tuple[int, ...], seqlen_k: int
 ) -> DevicePlan | None:
-    """Return the plan of a GPU's last call, held for the current stream; None for other sizes.
+    """Return the plan of the mask's last call on a GPU, held for the current stream.
 
-    Layers share a mask and a shape. `lookup` takes several times as long.
+    Return None if that call had another `sizes_q` (shape of q) or seqlen_k. `lookup` takes several
+    times as long, and most layers of a model have the same mask and sizes.
     """
     entry = _entries.get(handle)
     last = entry.last.get(index) if entry is not None else None

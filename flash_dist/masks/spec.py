@@ -1,4 +1,4 @@
-"""BlockMask: which keys each query attends to, as an object that belongs to no device."""
+"""BlockMask: an object that says which keys each query attends to, on any device."""
 
 from __future__ import annotations
 
@@ -63,14 +63,15 @@ PARTS_KEPT: Final = 256  # parts cached per mask, by index
 class BlockMask:
     """A mask: which keys each query attends to. Immutable, and combined with `&`.
 
-    Make masks with the class methods only. These copy tensors from any device to the host at once,
-    so later changes of the tensors have no effect. A mask belongs to no device: one object serves
-    layers on several GPUs and on the CPU. Compiled functions can only use masks that were made
-    outside of them.
+    Make masks with the class methods only. They immediately copy their tensors from any device to
+    the host, so later changes to the tensors have no effect. A mask is not tied to a device: layers
+    on several GPUs and on the CPU can use the same object. Compiled functions can only use masks
+    that were made outside of them.
 
     `full`, `causal`, `sliding_window`, `padding` and `prefix` fit any seqlen. The others have fixed
-    seqlens, except that `from_intervals` fits any seqlen_k from the largest hi on if none is given.
-    A call of another shape raises ValueError. A batch or heads axis of 1 fits any number.
+    seqlens, except that `from_intervals` without seqlen_k fits any seqlen_k from the largest hi up.
+    A call with another shape raises ValueError. A batch axis of size 1 fits any batch, and a heads
+    axis of size 1 fits any number of heads.
     """
 
     __slots__ = (
@@ -86,7 +87,7 @@ class BlockMask:
     _sizes: Sizes
     _terms: tuple[Term, ...]
     handle: int  # number by which compiled graphs refer to the mask, see registry.py
-    is_packed: bool  # made by `packed`: no query attends to keys of another sequence
+    is_packed: bool  # made with `packed`: no query attends to keys of another sequence
 
     def __init__(self) -> None:
         raise complain(
@@ -151,12 +152,13 @@ class BlockMask:
     @classmethod
     @outside_graphs
     def padding(cls, lengths: Integers, *, side: Literal["left", "right"] = "right") -> BlockMask:
-        """Every query attends to the existing keys; keys in the padding are never read.
+        """Every query attends to all keys that are not padding.
 
         Args:
-            lengths: [batch], integers from 0 to seqlen_k: number of existing keys per batch entry.
-            side: The side of the padding. `right`: the keys [0, length) exist; `left`: the keys
-                from seqlen_k - length on.
+            lengths: [batch], integers from 0 to seqlen_k: number of keys of each batch entry that
+                are not padding.
+            side: The side of the padding. `right`: the visible keys are [0, length). `left`: the
+                visible keys are [seqlen_k - length, seqlen_k).
         """
         if side not in ("left", "right"):
             raise complain(ValueError, f"side must be `left` or `right`, got {show(side)}")
@@ -227,15 +229,15 @@ class BlockMask:
     @classmethod
     @outside_graphs
     def from_dense(cls, mask: Tensor) -> BlockMask:
-        """Query i attends to key j if mask[..., i, j].
+        """Query i attends to key j if mask[..., i, j] is True.
 
-        The mask is stored as one bit per query and key. Expanded batch and heads axes (stride 0)
-        are stored once.
+        The mask is stored as one bit per pair of query and key. An axis of batch or heads that is
+        expanded (stride 0) is stored once.
 
         Args:
             mask: [seqlen_q, seqlen_k] or [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k],
-                torch.bool. True is visible, as in torch's `scaled_dot_product_attention`. If all
-                rows are the same, pass `mask.expand(batch, 1, seqlen_q, seqlen_k)`.
+                torch.bool. True is visible, as in torch's `scaled_dot_product_attention`. Expand a
+                mask with a query axis of 1: `mask.expand(batch, 1, seqlen_q, seqlen_k)`.
         """
         visible = parse_bools("mask", mask, PAIRS)
         for axis in (0, 1):
@@ -253,7 +255,7 @@ class BlockMask:
         seqlen_q: int | None = None,
         seqlen_k: int | None = None,
     ) -> BlockMask:
-        """Query i attends to key j if tiles[..., i // block_q, j // block_k].
+        """Query i attends to key j if tiles[..., i // block_q, j // block_k] is True.
 
         Args:
             tiles: [rows, columns] or [batch or 1, num_heads_q or 1, rows, columns], torch.bool.
@@ -281,14 +283,14 @@ class BlockMask:
     ) -> BlockMask:
         """Each query attends to the keys of its own sequence that the sequence's mask allows.
 
-        Use it as the mask of `flash_attn_varlen_func`, or of a batch of 1. `&` combines it with a
-        mask of the whole pack.
+        Use it as the mask of `flash_attn_varlen_func`, or of a call with a batch of 1. `&` combines
+        it with a mask over the tokens of the whole pack.
 
         Args:
             masks: One mask per sequence, or a single mask whose batch entries are the sequences. A
                 single mask with a batch of 1 applies to all sequences.
-            cu_seqlens_q: [sequences + 1], as in the call: the first query of each sequence, and the
-                end of the last sequence.
+            cu_seqlens_q: [sequences + 1]: the first query of each sequence, and the end of the last
+                sequence.
             cu_seqlens_k: Likewise for keys. Defaults to cu_seqlens_q.
             total_q: Number of queries of the pack. Defaults to cu_seqlens_q[-1]. Queries from
                 cu_seqlens_q[-1] on attend to no key.
@@ -332,13 +334,13 @@ class BlockMask:
 
     @outside_graphs
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> BlockMask:
-        """Return the mask of some batch entries, and of some heads, like torch's BlockMask.
+        """Return the mask of some batch entries and heads, indexed like torch's BlockMask.
 
-        The same index returns the same object while it is cached, with its plans. Nothing is
-        copied. An axis of 1 fits any index and is kept.
+        The same index returns the same object, with its plans, while that is cached. No tensor is
+        copied. If an axis has size 1, any index selects its only entry.
 
         Args:
-            index: `b` or `b, h`, each a slice, or an int, which leaves an axis of 1.
+            index: `b` or `b, h`, each a slice or an int. An int leaves an axis of size 1.
         """
         batch, heads = parse_index(index, self._sizes)
         if (batch, heads) == parse_index((), self._sizes):
@@ -353,7 +355,7 @@ class BlockMask:
 
     @property
     def band(self) -> Band | None:
-        """The mask as a single band, which needs no arrays; None for other masks."""
+        """The mask as a single band, which needs no arrays; None if the mask is not a band."""
         return self._band
 
     @property

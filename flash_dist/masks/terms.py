@@ -1,4 +1,4 @@
-"""Terms of masks. A term allows some keys to each query; a mask is the intersection of its terms.
+"""Terms of masks. A term limits the keys of each query; a mask is the intersection of its terms.
 
 A term checks whether it fits a call, and returns the keys that each query attends to: as intervals
 if possible, else as words of bits.py. Tests compare these with `visible`, which follows the term's
@@ -34,7 +34,10 @@ class Term(ABC):
         self.sizes.require(shape)
 
     def values(self) -> tuple[Any, ...]:
-        """Return the values to save in a file. Tensors are copied: a view would save its base."""
+        """Return the values to save in a file; a Band becomes a tuple.
+
+        Tensors are copied, because saving a view would save its whole storage.
+        """
         given = (getattr(self, one.name) for one in fields(self) if one.init)
         return tuple(
             x.clone() if isinstance(x, Tensor) else tuple(x) if isinstance(x, Band) else x
@@ -42,33 +45,37 @@ class Term(ABC):
         )
 
     def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - the same for all parts
-        """Return the term of some batch entries and heads, as views. Axes of 1 are kept."""
+        """Return the term for some batch entries and heads, with tensors that are views.
+
+        An axis of size 1 is not sliced.
+        """
         return self
 
     @abstractmethod
     def intervals(self, shape: Shape) -> Intervals | None:
-        """Return lo and hi: query i attends to exactly the keys lo[i] <= j < hi[i].
+        """Return lo and hi: query i attends to exactly the keys j with lo[i] <= j < hi[i].
 
-        Their shape is [batch or 1, heads or 1, seqlen_q or 1]. None: the term has no intervals.
+        Both have shape [batch or 1, heads or 1, seqlen_q or 1], and may exceed [0, seqlen_k].
+        Return None if the visible keys of some query are not known to be contiguous.
         """
 
     def hull(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - only for terms with a hull
-        """Return intervals outside of which no query attends to a key; None: none are known."""
+        """Return intervals that contain all visible keys of each query; None if none are known."""
         return None
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:
         """Return some columns of the words for a part of [batch, heads, seqlen_q], see bits.py.
 
-        Only called for terms without intervals. Batch and heads are 1 if the term is the same for
-        all of them. Bits outside of the hull may have any value.
+        Only called for terms whose `intervals` returns None. The axis of batch or heads is 1 if the
+        term is the same along it. Bits of keys outside of the hull may have any value.
         """
         raise NotImplementedError
 
     @abstractmethod
     def visible(self, shape: Shape) -> Tensor:
-        """Return which keys each query attends to, from the definition.
+        """Return which keys each query attends to, from the term's definition.
 
-        The booleans have shape [batch or 1, heads or 1, seqlen_q, seqlen_k].
+        The result is booleans [batch or 1, heads or 1, seqlen_q, seqlen_k].
         """
 
 
@@ -123,13 +130,13 @@ class LengthsTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class PaddingTerm(LengthsTerm):
-    """Each query attends to the existing keys, but to no padding."""
+    """Each query attends to all keys that are not padding."""
 
     name = "padding"
-    at_end: bool  # the padding comes after the keys
+    at_end: bool  # the padding comes after the other keys
 
     def bounds(self, shape: Shape) -> Intervals:
-        """Return the first key and the end of the existing keys, each [batch]."""
+        """Return the first key and the end of the keys that are not padding, each [batch]."""
         if self.at_end:
             return torch.zeros_like(self.lengths), self.lengths
         return shape.seqlen_k - self.lengths, torch.full_like(self.lengths, shape.seqlen_k)
@@ -201,7 +208,7 @@ class IntervalTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class DenseTerm(Term):
-    """A mask of one bit per pair of query and key."""
+    """A mask with one bit per pair of query and key."""
 
     name = "dense"
     bits: Tensor  # words [batch or 1, heads or 1, seqlen_q, ceil(seqlen_k / 64)]
@@ -229,7 +236,7 @@ class DenseTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class TilesTerm(Term):
-    """A mask of one boolean per block of queries and block of keys."""
+    """A mask with one boolean per pair of query block and key block."""
 
     name = "tiles"
     tiles: Tensor  # booleans [batch or 1, heads or 1, query blocks, key blocks]
@@ -269,9 +276,10 @@ class TilesTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class _IdsTerm(Term):
-    """A term that compares ids of queries and keys: of their blocks or documents.
+    """A term that compares an id of each query with an id of each key.
 
-    It has intervals if the visible keys of each query are contiguous, whatever the order of ids.
+    The ids are those of blocks or documents, in any order. The term has intervals if the visible
+    keys of each query are contiguous.
     """
 
     q_ids: Tensor  # [batch or 1, seqlen_q]
@@ -292,7 +300,10 @@ class _IdsTerm(Term):
         """Return whether queries with ids `q_ids` attend to keys with ids `k_ids`."""
 
     def _sorted_ids(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q_ids, the sorted k_ids and the key index of each, all with the same batch."""
+        """Return q_ids, the sorted k_ids, and the key index of each sorted id.
+
+        q_ids have shape [batch, seqlen_q], the others [batch, seqlen_k].
+        """
         values, order = self.k_ids.sort(dim=-1, stable=True)
         batch, _ = self.sizes.planes()
         q_ids, values, order = (
@@ -315,7 +326,7 @@ class _IdsTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class BlockCausalTerm(_IdsTerm):
-    """A query attends to the keys of its own and of earlier blocks: k_id <= q_id."""
+    """A query attends to the keys of its own block and of blocks with lower ids: k_id <= q_id."""
 
     name = "block-causal"
 
@@ -352,12 +363,13 @@ class DocumentTerm(_IdsTerm):
 
 
 def _contiguous(lo: Tensor, hi: Tensor, count: Tensor) -> Intervals | None:
-    """Return intervals [batch, 1, seqlen_q] if none has a gap; else None.
+    """Return lo and hi [batch, 1, seqlen_q]; None if a query's visible keys are not contiguous.
 
     Args:
         lo: [batch, seqlen_q], the first key that a query attends to.
-        hi: One more than the last key that it attends to.
-        count: The number of keys that it attends to.
+        hi: Likewise, one more than the last key that a query attends to.
+        count: Likewise, the number of keys that a query attends to. If it is 0, lo and hi are
+            ignored.
     """
     visible = count > 0
     if bool((visible & (hi - lo != count)).any()):
@@ -366,12 +378,12 @@ def _contiguous(lo: Tensor, hi: Tensor, count: Tensor) -> Intervals | None:
 
 
 def _entries(x: Tensor, batch: slice) -> Tensor:
-    """Return some batch entries; an axis of 1 is kept."""
+    """Return some batch entries; an axis of size 1 is not sliced."""
     return x[batch] if len(x) > 1 else x
 
 
 def _planes(x: Tensor, part: Part) -> Tensor:
-    """Return the batch entries and heads of a part; axes of 1 are kept."""
+    """Return the batch entries and heads of a part; an axis of size 1 is not sliced."""
     batch, heads, _ = part
     one = slice(0, 1)
     return x[batch if x.shape[0] > 1 else one, heads if x.shape[1] > 1 else one]

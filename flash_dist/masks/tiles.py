@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 
-LEAST_COST: Final = 1 << 11  # least row_cost for strips(): limits the rows processed together
+LEAST_COST: Final = 1 << 11  # minimum row_cost for strips(), to limit the rows processed together
 
 
 class VisibleTiles(NamedTuple):
     """Tiles with at least one visible key, ordered by plane, query tile and key tile."""
 
-    plane: Tensor  # [tiles] batch * heads + head
+    plane: Tensor  # [tiles] batch entry * number of heads + head
     m: Tensor  # [tiles] query tile
     n: Tensor  # [tiles] key tile
     code: Tensor  # [tiles] FULL, BY_ROWS or index into bits
@@ -36,16 +36,16 @@ class VisibleTiles(NamedTuple):
 class TileList(NamedTuple):
     """Visible tiles as compressed sparse rows: line i has the entries [begin[i], begin[i + 1]).
 
-    A line is 64 or 128 queries (entries are key tiles) or keys (entries are query tiles). Entries
-    ascend.
+    A line is 64 or 128 queries, whose entries are key tiles, or 64 or 128 keys, whose entries are
+    query tiles. The entries of a line are in ascending order.
     """
 
     begin: Tensor  # [batches * heads * lines + 1]
     # [:, 4]: tile on the other axis, code for the line's first 64 queries or keys, code for its
-    # second 64, and 0. For lines of 128 keys the last element is 2 * (number of later lines with
-    # the same tile) + (1 if no earlier line has this tile).
+    # second 64 (EMPTY in lines of 64), and 0. For lines of 128 keys the last element is not 0 but
+    # 2 * (number of later lines with the same tile) + (1 if no earlier line has this tile).
     entries: Tensor
-    slots: Tensor  # [:, 2] dS slots of the two tiles, or ABSENT
+    slots: Tensor  # [:, 2] dS slot for each of the two codes; ABSENT without a visible tile
 
 
 def count_interval_tiles(intervals: Intervals, shape: Shape) -> int:
@@ -75,8 +75,8 @@ def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> V
 def _interval_strips(intervals: Intervals, shape: Shape) -> Iterator[tuple[Part, Tensor]]:
     """Yield parts of [batch, heads, query tiles], each with booleans [..., key tiles].
 
-    True marks a tile that the interval of one of its rows touches. A cumulative sum along the key
-    tiles finds these tiles.
+    True marks a tile that overlaps the interval of at least one of its queries. A cumulative sum
+    along the key tiles finds these tiles.
     """
     lo, hi = (to_tiles(x) for x in intervals)
     key_tiles = words_of(shape.seqlen_k)
@@ -92,14 +92,16 @@ def _interval_strips(intervals: Intervals, shape: Shape) -> Iterator[tuple[Part,
 def list_tiles(
     terms: Sequence[Term], intervals: Intervals, shape: Shape
 ) -> tuple[VisibleTiles, Intervals | None, Tensor]:
-    """Return the visible tiles of any mask, with bits for those that are not FULL.
+    """Return three values that describe any mask.
 
-    Also return lo and hi [batch, heads, seqlen_q] if every row turns out to be an interval, and the
-    words [batch, words] of the keys that any query of a batch entry attends to.
+    1. The visible tiles, with bits for those that are not FULL.
+    2. lo and hi [batch, heads, seqlen_q] if the visible keys of every query are contiguous, else
+       None.
+    3. Words [batch, words] of the keys that any query of a batch entry attends to.
 
     Args:
         terms: The terms without intervals.
-        intervals: lo and hi, outside of which no query attends to a key.
+        intervals: lo and hi, which contain all visible keys of each query.
         shape: Shape of the mask.
     """
     lo, hi = intervals
@@ -145,12 +147,12 @@ def _columns(lo: Tensor, hi: Tensor, key_tiles: int) -> slice:
 def _note_intervals(
     found: Intervals | None, part: Part, words: Tensor, first: int
 ) -> Intervals | None:
-    """Write the intervals of a strip of rows into `found`, and return it.
+    """Write the intervals of a strip of rows into `found`, and return `found`.
 
-    Return None if a row of this or an earlier strip is not an interval.
+    Return None if the visible keys of a row of this or an earlier strip are not contiguous.
 
     Args:
-        found: lo and hi of all rows; None after a row that is not an interval.
+        found: lo and hi of all rows; None if an earlier strip has a row with a gap.
         part: The strip.
         words: Words of the strip, from key `first` on.
         first: The key of the words' first bit.
@@ -183,7 +185,7 @@ def _places(visible: Tensor, part: Part, shape: Shape) -> Tensor:
 def slots_of(
     tiles: VisibleTiles, planes: int, query_tiles: int, key_tiles: int
 ) -> tuple[Tensor, Tensor]:
-    """Return key_slots [key_tiles + 1], and the slot of each tile.
+    """Return key_slots [key_tiles + 1] of plan.py, and the slot of each tile.
 
     The slots of a key tile are contiguous. All planes have the same key_slots.
     """
@@ -200,7 +202,7 @@ def slots_of(
 def make_lists(
     tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
 ) -> dict[str, Tensor]:
-    """Return the arrays of the lists with lines of 64 and 128 queries or keys, by array name."""
+    """Return the arrays `by_query_...` and `by_key_...` of plan.py, by name."""
     arrays: dict[str, Tensor] = {}
     for name, axes, sizes in (
         ("by_query", (tiles.m, tiles.n), (planes, query_tiles, key_tiles)),
@@ -216,11 +218,11 @@ def make_lists(
 
 
 def _turns(by_key: TileList, lines: int, query_tiles: int) -> Tensor:
-    """Return the dQ order of each entry, for a list with `lines` lines of keys per plane.
+    """Return the order of dQ for each entry of a list with `lines` lines of keys per plane.
 
-    Every line that lists a query tile adds to that tile's dQ: one after the other, the last line
-    first. An entry's value is 2 * (number of lines that add before this one) + (1 if no line adds
-    after it).
+    Every line with an entry for a query tile adds to the tile's dQ. The lines add one after the
+    other, the last line first. An entry's value is 2 * (number of lines that add before its own) +
+    (1 if no line adds after it).
     """
     line = torch.repeat_interleave(by_key.begin.diff())
     column = line // lines * query_tiles + by_key.entries[:, 0]  # query tile among all planes
@@ -238,7 +240,15 @@ def _list_lines(
     sizes: tuple[int, int, int],
     group: int,
 ) -> TileList:
-    """Return a list: lines of `group` tiles along the first axis, entries along the second."""
+    """Return a list with `group` tiles per line.
+
+    Args:
+        tiles: The visible tiles.
+        slots: The slot of each tile.
+        axes: The index of each tile along the lines, and along the entries of a line.
+        sizes: Number of planes, and numbers of tiles along both axes.
+        group: 1 or 2.
+    """
     (along, across), (planes, lines, others) = axes, sizes
     lines = -(-lines // group)
     key = (tiles.plane * lines + along // group) * others + across

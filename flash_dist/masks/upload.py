@@ -1,10 +1,10 @@
 """Copies a tensor to a GPU so that any stream may read it, whatever state the caller is in.
 
-A mask's tensors are kept for later calls, but the first use may come at any time: during the
+A mask's tensors are kept for later calls, but the first use may happen at any time: during the
 capture of a CUDA graph (where waiting is forbidden, and the copy would become part of the graph),
-while torch allocates from a graph's private memory, or in inference mode. All of these are states
-of a thread or a stream. So a new thread copies on an idle stream and waits for the copy. The host
-waits, but no stream does. The thread has ended when the call returns.
+while torch allocates from a graph's private memory pool, or in inference mode. All of these are
+states of a thread or a stream. So a new thread copies on an idle stream and waits for the copy. The
+caller's thread waits for the new thread, but no stream waits.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Result = TypeVar("Result")
 
-POOLED_STREAMS: Final = 32  # size of torch's stream pool, which it hands out round-robin
+POOLED_STREAMS: Final = 32  # streams in torch's pool, from which it returns one after the other
 RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 THREADS: Final = Path("/proc/self/task")
-LONGEST_END: Final = 5.0  # most seconds to wait for a thread's end, which takes milliseconds
+LONGEST_END: Final = 5.0  # maximum seconds to wait until a thread ends; usually milliseconds
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
-    """Return a CPU tensor on a device. The copy is complete, so no stream has to wait for it."""
+    """Copy a CPU tensor to a device. The returned copy is complete: no stream needs to wait."""
     if device.type != "cuda":
         return host.to(device)
     return in_a_thread(partial(_copy, host, device))
@@ -79,7 +79,7 @@ def _copy(host: Tensor, device: torch.device) -> Tensor:
 
 @contextlib.contextmanager
 def _unaffected_by_captures() -> Iterator[None]:
-    """Let this thread allocate and wait while another thread captures in mode `global`."""
+    """Let this thread allocate and wait while another one captures a graph in mode `global`."""
     mode = ctypes.c_int(RELAXED)
     exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     if (code := exchange(ctypes.byref(mode))) != 0:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-KEPT: Final = 4096  # most combinations of layouts whose check is cached
+KEPT: Final = 4096  # maximum number of combinations of layouts whose check is cached
 
 
 class CallLayouts(NamedTuple):
@@ -49,7 +49,7 @@ class LatentLayouts(NamedTuple):
 
 
 class Supported(NamedTuple):
-    """Per tensor: True if kernels can read its strides, or if it is absent."""
+    """For queries, new keys and new values: True if kernels can read the strides, or if absent."""
 
     q: bool
     k: bool
@@ -57,18 +57,18 @@ class Supported(NamedTuple):
 
 
 def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: bool) -> Supported:
-    """Raise if the tensors do not fit together; return which of them kernels can read in place.
+    """Check that the tensors fit together; return which of q, k and v kernels can read in place.
 
     Args:
         tensors: The tensors of `CallLayouts`, in its order.
         counted: Whether cache_seqlens is given, as a tensor or as one int for all sequences.
-        symbolic: Whether the tensors are fake: then the build's kernels for the GPU are not
-            checked, and nothing is cached.
+        symbolic: Whether torch.compile is tracing or the tensors are fake. If so, the check does
+            not ask whether this build has kernels for the GPU, and its result is not cached.
 
     Raises:
-        TypeError: An argument is no tensor, or has an unsupported dtype.
-        ValueError: Shapes, devices or strides do not fit, or only one of two joint arguments is
-            given.
+        TypeError: An argument is not a tensor, or has an unsupported dtype.
+        ValueError: Shapes, devices or strides do not fit, or an argument lacks another one that it
+            requires.
         FlashDistError: This build has no code that runs on the GPU.
     """
     if symbolic:
@@ -79,9 +79,7 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
 
 
 def check_latent_call(tensors: Sequence[Tensor | None], head_dim_v: int, *, symbolic: bool) -> bool:
-    """Raise if tensors do not fit `flash_mla_with_kvcache`; return whether q needs no copy.
-
-    It needs none if kernels can read its strides.
+    """Check tensors for `flash_mla_with_kvcache`; return whether kernels can read q's strides.
 
     Args:
         tensors: The tensors of `LatentLayouts`, in its order.
@@ -108,7 +106,7 @@ def _read_layouts(names: Sequence[str], tensors: Sequence[Tensor | None]) -> lis
 def _read_fields(
     names: Sequence[str], tensors: Sequence[Tensor | None]
 ) -> tuple[Fields | None, ...]:
-    """Return the fields of the layouts as a cache key, because making Layouts takes longer."""
+    """Return the layouts' fields as a cache key, which is faster to make than Layouts."""
     fields: list[Fields | None] = []
     try:
         for x in tensors:
@@ -119,7 +117,7 @@ def _read_fields(
                 _require_tensors(names, tensors)
             fields.append((x.dtype, x.device, x.shape, x.stride()))
     except RuntimeError:
-        _require_tensors(names, tensors)  # torch gives no shape of nested tensors
+        _require_tensors(names, tensors)  # reading the shape of a nested tensor fails
         raise
     return tuple(fields)
 
@@ -191,7 +189,7 @@ def _require_arguments(layouts: CallLayouts | LatentLayouts, *names: str) -> Non
 
 
 def _check_where(layouts: CallLayouts) -> None:
-    """Raise if the arguments that locate keys do not fit, or exclude each other."""
+    """Raise if the arguments that locate keys in the cache do not fit, or exclude each other."""
     q, table = layouts.q, layouts.block_table
     hints = {
         "cache_batch_idx": "\n\nhint: `block_table[cache_batch_idx]` has the rows of the batch",

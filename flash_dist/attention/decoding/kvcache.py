@@ -63,26 +63,27 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     return_softmax_lse: Flag = False,
     **others: object,
 ) -> Result:
-    """Attention of new queries to a cache of keys and values; may append new keys and values to it.
+    """Attention of new queries to a cache of keys and values; may append new keys and values.
 
-    Batch entry b attends to keys cache_leftpad[b] to cache_seqlens[b] of its part of the cache. If
-    k and v are given, they are first written after these keys, and the queries attend to them, too.
-    The function is not differentiable: with grad mode on, a tensor that requires gradients raises.
-    Autocast casts tensors that are read, but not a cache that is written.
+    Batch entry b attends to the keys of its cache entry from cache_leftpad[b] up to but excluding
+    cache_seqlens[b]. If k and v are given, they are first written after these keys, and the queries
+    attend to them, too. The function is not differentiable: with grad mode on, a tensor that
+    requires gradients raises an error. Autocast casts tensors that are only read, but not a cache
+    that is written.
 
-    A sequence has the same bits alone and as any entry of any batch, in pages or not, in a CUDA
-    graph or not, and on any number of multiprocessors: keys are cut into blocks of 128, counted
-    from the first, and combined in groups of 8 in their order. So a prefill in chunks gives the
-    same bits as a prefill at once. With few queries, all query heads of a kv head share one pass
-    over its keys and values.
+    The results of a sequence have the same bits alone and in any batch, with pages or without, in
+    a CUDA graph or not, and on any number of multiprocessors: keys are split into blocks of 128,
+    counted from the first key, and the blocks are combined in order, in groups of 8. So a prefill
+    in chunks gives the same bits as a prefill at once. With few queries, all query heads of a kv
+    head share one pass over its keys and values.
 
     The host never waits for the GPU, and cache_seqlens may change under a CUDA graph. The values of
     cache_seqlens, cache_batch_idx, cache_leftpad and block_table are checked on the CPU, before
     anything is written, and on a GPU with `FLASH_DIST_CHECK=1`, which waits. Without this check,
     kernels clamp the values to the size of the cache, so that nothing outside is read or written.
 
-    The arguments are those of flash-attention 2, in its order and with its defaults. num_splits
-    changes nothing. Arguments of flash-attention 3 are accepted by name if they change nothing.
+    The arguments are those of flash-attention 2, in its order and with its defaults. num_splits has
+    no effect. Arguments of flash-attention 3 are accepted as keywords if they have no effect.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim]; float16 or bfloat16 (not on compute capability
@@ -97,27 +98,27 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             cache_seqlens.
         v: [batch, seqlen_new, num_heads_kv, head_dim_v].
         rotary_cos: [positions, rotary_dim / 2], same dtype: new key i is rotated by the angles of
-            position cache_seqlens + i. So is query i if causal or window_size distinguish queries;
-            otherwise every query is rotated by the angles of position cache_seqlens. rotary_dim is
-            a multiple of 16 up to head_dim. A position past the last row raises if values are
-            checked, and else uses the last row.
+            position cache_seqlens + i. Query i is rotated by the same angles if causal or
+            window_size is set; otherwise every query is rotated by the angles of position
+            cache_seqlens. rotary_dim is a multiple of 16 up to head_dim. A position past the last
+            row raises an error if values are checked; otherwise the last row is used.
         rotary_sin: Likewise.
         cache_seqlens: [batch], int32 on q's device, or an int for all: number of keys before the
             new ones. Defaults to the capacity of the cache.
         cache_batch_idx: [batch], int32: the cache entry of each batch entry. If new keys are
-            written, all must differ. Not with block_table.
+            written, these entries must all differ. Not supported with block_table.
         cache_leftpad: [batch], int32: number of keys to skip at the start of each cache entry. Not
-            with block_table.
+            supported with block_table.
         block_table: [batch, pages], int32: the pages of each sequence, one after the other.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Aligned to the bottom right: the last query attends to all keys.
         window_size: (left, right), -1 or None for no bound, aligned likewise.
         softcap: As in `flash_attn_func`.
-        alibi_slopes: As in `flash_attn_func`; the distance of the last query and the last key is 0.
-        rotary_interleaved: Whether columns 2j and 2j + 1 are rotated together; else j and
+        alibi_slopes: As in `flash_attn_func`; the last query and the last key have distance 0.
+        rotary_interleaved: True: columns 2j and 2j + 1 are rotated together. False: columns j and
             j + rotary_dim / 2.
         return_softmax_lse: Return (out, lse).
-        learnable_sink: Keyword-only, as in `flash_attn_func`; so is `s_aux`.
+        learnable_sink: Keyword-only, as in `flash_attn_func`. `s_aux` is another name for it.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row without visible keys is zero.
@@ -125,11 +126,11 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             `return_softmax_lse`.
 
     Raises:
-        TypeError: An argument is no tensor, or a dtype is not supported.
+        TypeError: An argument is not a tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, checked
             values are wrong, or an unsupported argument has a value with an effect.
-        FlashDistError: This build has no code that runs on the GPU, gradients are wanted, or new
-            keys are to be written within a transform of torch.func.
+        FlashDistError: This build has no code that runs on the GPU, a tensor requires gradients, or
+            k and v are given within a transform of torch.func.
     """
     if others:
         check_others(flash_attn_with_kvcache, others)
@@ -180,7 +181,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             make_supported(v, is_supported=supported.v),
         )
         rotary = _make_rotary(rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
-    # The number of rotary positions that new keys and queries need.
+    # Number of positions, from cache_seqlens on, whose rotary angles new keys and queries need.
     steps = max(seqlen_new, 1 if band.is_full else q.shape[1])
     # On the CPU, check all values before anything is written.
     if may_wait() if on_gpu else new is not None and not symbolic:
@@ -208,13 +209,13 @@ def _cast_call(
 
     Args:
         q: Queries.
-        k_cache: Cast to a copy if it has another dtype.
+        k_cache: If k is None and the dtype differs, it is cast to a copy.
         v_cache: Likewise.
-        k: New keys, None if nothing is written.
-        others: New values and angles.
+        k: New keys; None if nothing is written.
+        others: New values and rotary angles.
 
     Raises:
-        TypeError: New keys are to be written into a cache of another dtype.
+        TypeError: k is given, and the cache has another dtype than the cast queries.
     """
     if k is None:
         return autocast(q, k_cache, v_cache, k, *others)
@@ -232,8 +233,8 @@ def _cast_call(
 def make_supported(x: Tensor, *, is_supported: bool) -> Tensor:
     """Return queries, new keys or values with strides that kernels can read; copy them if needed.
 
-    This ignores the address, which a compiled graph does not know yet. The operator copies a tensor
-    whose address is not aligned.
+    This ignores the address, which does not exist yet while a graph is compiled. The operator
+    copies a tensor whose address is not aligned.
 
     Args:
         x: A checked tensor.
@@ -243,7 +244,7 @@ def make_supported(x: Tensor, *, is_supported: bool) -> Tensor:
 
 
 def choose_lengths(seqlens: int | Tensor | None) -> Tensor | None:
-    """Return cache_seqlens if it is a tensor with a batch axis; None for one number or None."""
+    """Return cache_seqlens if it is a tensor with a batch axis, else None."""
     return seqlens if isinstance(seqlens, torch.Tensor) and seqlens.dim() > 0 else None
 
 
@@ -254,12 +255,12 @@ def read_seqlens(
 
     Args:
         seqlens: As the caller passes it.
-        q: A tensor on the common device.
-        capacity: Most keys of a sequence.
+        q: Queries. The result has their batch and device.
+        capacity: Maximum number of keys of a sequence.
         seqlen_new: Number of keys that will be appended to each sequence.
 
     Raises:
-        TypeError: cache_seqlens is no integer.
+        TypeError: cache_seqlens is not an integer.
         ValueError: cache_seqlens is negative, or leaves too little capacity for the new keys.
     """
     number = read_whole(seqlens)

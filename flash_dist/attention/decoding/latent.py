@@ -61,16 +61,16 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
 
     Models with multi-head latent attention, such as DeepSeek-V3, decode like this after weight
     absorption: all heads share one key of 512 + 64 columns for each token, and each key is read
-    once for both products. The function is not differentiable: with grad mode on, a tensor that
-    requires gradients raises. Autocast casts queries and keys.
+    once for both matrix products. The function is not differentiable: with grad mode on, a tensor
+    that requires gradients raises an error. Autocast casts queries and keys.
 
-    As with `flash_attn_with_kvcache`, a sequence has the same bits alone and as any entry of any
-    batch, in pages or not, in a CUDA graph or not, and on any number of multiprocessors. The host
-    never waits, and kernels clamp cache_seqlens and block_table to the size of the cache; with
-    `FLASH_DIST_CHECK=1` their values are checked instead, which waits.
+    As with `flash_attn_with_kvcache`, the results of a sequence have the same bits alone and in any
+    batch, with pages or without, in a CUDA graph or not, and on any number of multiprocessors. The
+    host never waits, and kernels clamp cache_seqlens and block_table to the size of the cache. With
+    `FLASH_DIST_CHECK=1` their values are checked first, which waits.
 
-    The arguments are those of FlashMLA, in its order. tile_scheduler_metadata and num_splits change
-    nothing; other arguments of FlashMLA must have their defaults.
+    The arguments are those of FlashMLA, in its order. tile_scheduler_metadata and num_splits have
+    no effect. Other arguments of FlashMLA must have their defaults.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim], bfloat16 on a GPU (not on compute capability
@@ -84,9 +84,9 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
             the cache is not in pages.
         cache_seqlens: [batch], int32 on q's device, or an int for all: keys of each sequence. None:
             the capacity of the cache.
-        head_dim_v: Columns of the values, a multiple of 8 up to 512 and head_dim.
-        softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5; a model's own
-            scale follows from its head_dim before weights are absorbed.
+        head_dim_v: Columns of the values, a multiple of 8, at most 512 and at most head_dim.
+        softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5. Models compute
+            theirs from the head_dim before weight absorption, so pass it.
         causal: Aligned to the bottom right: the last query attends to all keys.
 
     Returns:
@@ -95,10 +95,10 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
         lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs).
 
     Raises:
-        TypeError: An argument is no tensor, or a dtype is not supported.
+        TypeError: An argument is not a tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or softmax_scale do not fit, checked values are
             wrong, or an unsupported argument has a value with an effect.
-        FlashDistError: This build has no code that runs on the GPU, or gradients are wanted.
+        FlashDistError: This build has no code that runs on the GPU, or a tensor requires gradients.
     """
     if not type(causal) is type(is_fp8_kvcache) is bool:
         require_bools(causal=causal, is_fp8_kvcache=is_fp8_kvcache)

@@ -1,4 +1,4 @@
-"""Checks of queries against a cache: dtypes, devices, shapes and strides, not values."""
+"""Checks of queries and a cache: dtypes, devices, shapes and strides, not values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16)
 LATENT_DTYPES: Final = (torch.bfloat16,)
-MAX_LATENT: Final = 576, 512  # head_dim of latent keys and of their values in csrc/kernels.toml
+MAX_LATENT: Final = 576, 512  # maximum head_dim and head_dim_v of latent keys, see kernels.toml
 PAGE_STEP: Final = 16  # same value as in csrc/core/decode.h
 ROTARY_STEP: Final = 16
 _AXES: Final = 4

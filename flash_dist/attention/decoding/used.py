@@ -1,4 +1,4 @@
-"""Packed sequences with partly used keys, split into sequences that autograd supports.
+"""Splits packed sequences with unused keys into sequences that autograd supports.
 
 Unused keys become sequences without queries. No tensor is copied, and gradients of unused keys are
 0.
@@ -21,9 +21,9 @@ Tensor = torch.Tensor
 
 
 def find_last(cu_seqlens_k: Tensor, used: Tensor) -> Tensor:
-    """Return the end of the used keys of each sequence.
+    """Return the end of each sequence's used keys, counted from the first packed key.
 
-    NOTE: begin + `used` could overflow, as `used` may be the largest int32.
+    NOTE: begin + `used` could overflow, because `used` may be the largest int32.
     """
     lengths = cu_seqlens_k.diff()
     return cu_seqlens_k[:-1] + torch.minimum(used.clamp(min=0), lengths)
@@ -51,7 +51,7 @@ def split(packing: Packing, used: Tensor, k: Tensor) -> Packing:
 
 
 def repeat(scores: Scores | None) -> Scores | None:
-    """Return the scores for the result of `split`: both parts of a sequence have its slopes."""
+    """Return score modifications for the result of `split`, with slopes for both parts."""
     slopes = None if scores is None else scores.alibi_slopes
     if scores is None or slopes is None or slopes.dim() == 1:
         return scores
@@ -65,12 +65,12 @@ def check_used(used: Tensor, packing: Packing, q: Tensor, *, looks: bool) -> Non
     Args:
         used: seqused_k as the caller passes it, a tensor.
         packing: The sequences.
-        q: A tensor on the common device.
-        looks: Whether values are checked.
+        q: A tensor on the device that all arguments must have.
+        looks: Whether to check values.
 
     Raises:
         TypeError: seqused_k is not int32.
-        ValueError: Shape, device or a number do not fit.
+        ValueError: Shape, device or a value do not fit.
     """
     cu_seqlens_k, longest = packing.cu_seqlens_k, packing.max_seqlen_k
     check_numbers("seqused_k", Layout.of(used), cu_seqlens_k.shape[0] - 1, q.device)

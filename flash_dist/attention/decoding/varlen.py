@@ -1,4 +1,4 @@
-"""Attention of packed queries to paged keys, or to the first seqused_k packed keys of sequences."""
+"""Attention of packed queries to paged keys, or to the first seqused_k keys of packed sequences."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attend_to_cache(
     band: Band,
     how: tuple[float, Scores | None],
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse of packed queries, with the bits of `flash_attn_with_kvcache`.
+    """Return out and lse of packed queries, with the same bits as `flash_attn_with_kvcache`.
 
     The results have no gradients.
 
@@ -60,16 +60,16 @@ def attend_to_cache(
         tensors: q [total_q, num_heads_q, head_dim]; k [num_pages, page_size, num_heads_kv,
             head_dim] with block_table, else [total_k, num_heads_kv, head_dim]; v like k, with
             head_dim_v.
-        packed: Queries of each sequence; checked.
-        keys: Keys of each sequence.
-        band: Aligned to the bottom right of each sequence.
+        packed: Where the queries of each sequence are; already checked.
+        keys: Where the keys of each sequence are.
+        band: Mask, aligned to the bottom right of each sequence.
         how: softmax_scale and score modifications.
 
     Raises:
-        TypeError: An argument is no tensor, or a dtype is not supported.
-        ValueError: Shapes, devices, alignment or numbers do not fit. `check_packed` has already
+        TypeError: An argument is not a tensor, or a dtype is not supported.
+        ValueError: Shapes, devices, alignment or values do not fit. `check_packed` has already
             checked the numbers of dimensions.
-        FlashDistError: This build has no code that runs on the GPU, or gradients are wanted.
+        FlashDistError: This build has no code that runs on the GPU, or a tensor requires gradients.
     """
     (q, k, v), (cu_seqlens_k, seqused_k, block_table) = tensors, keys
     softmax_scale, scores = how
@@ -119,10 +119,10 @@ def attend_to_cache(
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor, *, paged: bool, names: Names = NAMES) -> None:
-    """Check the numbers of dimensions of packed queries and their keys; other checks come later.
+    """Check only the numbers of dimensions of packed queries and their keys and values.
 
     Raises:
-        TypeError: An argument is no tensor.
+        TypeError: An argument is not a tensor.
         ValueError: A tensor has the wrong number of dimensions.
     """
     keys = "[num_pages, page_size, num_heads_kv, " if paged else "[total_k, num_heads_kv, "
@@ -160,7 +160,10 @@ def _make_cache(
     used: Tensor | None,
     table: Tensor | None,
 ) -> Cache:
-    """Return a paged cache, or one whose only entry holds all packed keys, with offsets into it."""
+    """Return a paged cache; without pages, a cache with all packed keys in one entry.
+
+    In that entry, leftpad and seqlens are the begin and the end of each sequence's used keys.
+    """
     if ends is None or table is not None:
         return Cache(k, v, _lengths(ends, used), None, None, table)
     begins = ends[:-1].contiguous()

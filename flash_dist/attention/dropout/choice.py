@@ -28,10 +28,10 @@ def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401
         dropout_p: As in `flash_attn_func`.
 
     Raises:
-        TypeError: dropout_p is no number.
-        ValueError: dropout_p is less than 0, 1 or more, or NaN, or q has more columns than
+        TypeError: dropout_p is not a number.
+        ValueError: dropout_p is negative, NaN or at least 1, or q has more columns than
             MOST_COLUMNS.
-        FlashDistError: There is dropout within a transform of torch.func.
+        FlashDistError: dropout_p is not 0 within a transform of torch.func.
     """
     p = read_dropout_p(dropout_p)
     if count_kept(p) == STEPS:
@@ -46,7 +46,7 @@ def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401
 
 
 def may_drop(q: Tensor) -> bool:
-    """Return whether there are kernels with dropout for these queries."""
+    """Return whether kernels support dropout with the head_dim and dtype of these queries."""
     return q.shape[-1] <= MOST_COLUMNS and not (q.dtype == torch.float32 and is_ieee(None))
 
 
@@ -59,7 +59,7 @@ def refuse_dropout(dropout_p: Any, name: str, reason: str) -> None:  # noqa: ANN
 
 
 def read_dropout_p(dropout_p: Any) -> float:  # noqa: ANN401 - a user's value
-    """Check dropout_p, and return it as a float."""
+    """Return dropout_p as a float; raise TypeError or ValueError if it is not in [0, 1)."""
     numbers = (float, int, torch.SymFloat, Real)
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, numbers):
         message = f"dropout_p must be a float, got {describe_value(dropout_p)}"

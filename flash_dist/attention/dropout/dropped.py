@@ -1,4 +1,4 @@
-"""The weights that a call dropped."""
+"""Computes which attention weights a call dropped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AXES: Final = ("batch", "num_heads_q", "seqlen_q", "seqlen_k")
 
 
 def find_probs(q: Tensor, k: Tensor, lse: Tensor, problem: Problem) -> Tensor | None:
-    """Return S_dmask of `flash_attn_func`, computed in plain torch; None without dropout."""
+    """Return S_dmask, see `flash_attn_func`, computed in plain torch; None without dropout."""
     mask, softmax_scale, packing, scores, *_, dropout = problem
     if dropout is None:
         return None
@@ -65,14 +65,15 @@ def dropout_mask(
         dropout_p: The dropout_p of the call, which is rounded to a multiple of 1 / 65536.
         shape: [batch, num_heads_q, seqlen_q, seqlen_k].
         rng_state: [2] seed and offset, int64; None: drawn from torch's generator, as in a call.
-        device: The device of the call, used without rng_state; None: torch's default device.
+        device: The device whose generator is used if rng_state is None. Defaults to torch's default
+            device.
 
     Returns:
-        Booleans of this shape, True where a weight is dropped.
+        Booleans with this shape, True where a weight is dropped.
 
     Raises:
-        TypeError: dropout_p is no number, or a size is no integer.
-        ValueError: A value or shape does not fit.
+        TypeError: dropout_p is not a number, or a size is not an integer.
+        ValueError: A value is out of range, or shape or rng_state has the wrong length or dtype.
     """
     p = read_dropout_p(dropout_p)
     sizes = [require_whole(name, size) for name, size in zip(_AXES, shape, strict=False)]

@@ -38,12 +38,12 @@ def register() -> str:
 
 
 def _add_member(names: Any) -> Any:  # noqa: ANN401 - an enum of strings
-    """Return the enum member for our name; make it as a class statement would."""
+    """Return the enum's member for NAME; add it, as a class statement would, if it is missing."""
     member = names._value2member_map_.get(NAME)
     if member is None:
         member = str.__new__(names, NAME)
         member._name_, member._value_ = NAME.upper(), NAME
-        setattr(names, member._name_, member)  # would raise after _member_map_ has the name
+        setattr(names, member._name_, member)  # raises if _member_map_ already has the name
         names._member_names_.append(member._name_)
         names._member_map_[member._name_] = member
         names._value2member_map_[NAME] = member

@@ -28,18 +28,18 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
         query: [batch, seqlen_q, num_heads_q, head_dim].
         key: [batch, seqlen_k, num_heads_kv, head_dim].
         value: [batch, seqlen_k, num_heads_kv, head_dim_v].
-        attn_mask: [batch, seqlen_k], which keys exist; or a mask for torch's function: booleans, or
-            values that are added to the scores; or a BlockMask or IntervalMask. A value of -65504
-            or less masks a key; -10000, which some models use, does not.
-        dropout_p: If it is not 0, torch computes the call.
+        attn_mask: A mask of torch's function, or [batch, seqlen_k] for all queries: booleans, True
+            for visible keys, or values that are added to the scores. A value of -65504 or less
+            masks a key; -10000, which some models use, does not. Or a BlockMask or IntervalMask.
+        dropout_p: Fraction of the weights that are set to 0.
         is_causal: Query i attends to key j if j <= i.
         scale: Factor on the scores. Defaults to head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q.
         _parallel_config: Must be None.
 
     Raises:
-        ValueError: diffusers splits sequences over several GPUs, or an unsupported call has a mask
-            that torch does not support.
+        ValueError: diffusers splits sequences over several GPUs, or an unsupported call has a
+            BlockMask or IntervalMask, which torch does not support.
     """
     if _parallel_config is not None:
         message = (
@@ -66,9 +66,10 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
 
 
 def _read_keys(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor | BlockMask | None:
-    """Return the mask for torch's function from a [batch, seqlen_k] mask; None if all are visible.
+    """Return the mask for torch's function from a mask [batch, seqlen_k].
 
-    It is a BlockMask, or a view of the mask if that must not be read or is a bias.
+    Return None if all keys are visible. Otherwise return a BlockMask, or a view of the mask if it
+    is a bias or must not be read.
 
     NOTE: the view is a new tensor in every layer. So the BlockMask is cached with the mask itself,
     and only the first layer reads the mask.

@@ -1,8 +1,8 @@
 """An attention backend for SGLang: `--attention-backend flash_dist --page-size 64`.
 
 SGLang runs `register` as a plug-in in each of its processes, through this package's entry point
-`sglang.srt.plugins`. A sequence has the same attention bits in any batch, in chunks of any size and
-after a cached prefix.
+`sglang.srt.plugins`. The attention of a sequence has the same bits in any batch, in chunks of any
+size and after a cached prefix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def register() -> None:
 
     `--enable-deterministic-inference` accepts this backend, with cached prefixes.
     """
-    # the caller has imported sglang
+    # SGLang calls this function, so it has already been imported.
     from sglang.srt.arg_groups import choices  # noqa: PLC0415
     from sglang.srt.layers.attention import attention_registry  # noqa: PLC0415
 

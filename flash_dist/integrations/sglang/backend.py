@@ -30,10 +30,10 @@ _CHUNKS: Final = (ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.SPLIT_PREFI
 class FlashDistMetadata:
     """A batch of packed queries, and where the keys of each sequence are."""
 
-    cu_seqlens_q: Tensor  # [batch + 1]
+    cu_seqlens_q: Tensor  # [batch + 1], int32
     max_seqlen_q: int
-    seq_lens: Tensor  # [batch]
-    block_table: Tensor  # [batch, pages]
+    seq_lens: Tensor  # [batch], int32: number of keys, including new ones
+    block_table: Tensor  # [batch, pages], int32
 
 
 class FlashDistBackend(AttentionBackend):
@@ -101,7 +101,7 @@ class FlashDistBackend(AttentionBackend):
         batch.block_table.floor_divide_(self.page_size)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """Return the number of keys of the sequences that pad the batch of a CUDA graph."""
+        """Return the number of keys of each sequence that pads the batch of a CUDA graph."""
         return 1
 
     def forward_extend(  # noqa: PLR0913, PLR0917 - SGLang's signature
@@ -119,11 +119,11 @@ class FlashDistBackend(AttentionBackend):
 
         Args:
             q: [tokens, num_heads_q * head_dim].
-            k: [tokens, num_heads_kv, head_dim]; None if the keys are in the cache already.
+            k: [tokens, num_heads_kv, head_dim], new keys; None if the cache already has them.
             v: Likewise, with head_dim_v.
             layer: The layer of the model.
             forward_batch: The batch that `forward_metadata` describes.
-            save_kv_cache: False if new keys are in the cache already.
+            save_kv_cache: False if the cache already has the new keys and values.
             sinks: [num_heads_q], for models with sinks.
             others: Arguments of other backends, which must be None or False.
 

@@ -40,8 +40,8 @@ class Status:
     """Backends of torch's attention in this process; truthy if flash_dist is the flash backend."""
 
     active: str | None  # provider in torch's registry; None: torch's own kernels
-    first: tuple[str, ...]  # by GPU: backend of torch's selector, such as "cudnn_attention"
-    varlen: tuple[str, ...] = ()  # by GPU: backend of varlen_attn; () if its rule is unknown
+    first: tuple[str, ...]  # by GPU: the selector's first choice, such as "cudnn_attention"
+    varlen: tuple[str, ...] = ()  # by GPU: varlen_attn's backend; () if its rule is unknown
 
     def __bool__(self) -> bool:
         return self.active == NAME
@@ -62,7 +62,7 @@ class Status:
 
 
 def register() -> str:
-    """Register the provider with torch under the returned name.
+    """Register our provider of flash kernels with torch, and return its name, `flash_dist`.
 
     `torch.nn.attention.activate_flash_attention_impl("flash_dist")` then activates it, as
     `activate()` does. Calling this again changes nothing.
@@ -78,8 +78,8 @@ def register() -> str:
 def activate(*, varlen_first: bool = False) -> None:
     """Make torch's flash backend use these kernels in this process.
 
-    This replaces another active provider, such as FA4; a provider that is activated later replaces
-    this one. Calling `activate` again only changes `varlen_first`.
+    This replaces any other active provider, such as FA4. A provider that is activated later
+    replaces this one. Calling `activate` again only changes `varlen_first`.
 
     Args:
         varlen_first: Whether torch's `varlen_attn` prefers flash to cuDNN. torch 2.14 and newer
@@ -122,11 +122,11 @@ def deactivate() -> None:
 def status() -> Status:
     """Describe the backends of torch's attention in this process, with its current settings.
 
-    For each GPU, this asks torch's selector, with 16-bit tensors that need gradients. On compute
+    For each GPU, this calls torch's selector with 16-bit tensors that need gradients. On compute
     capability 9.0 and 10.0 the selector prefers cuDNN, unless
     `torch.use_deterministic_algorithms(True)`, `sdpa_kernel` or TORCH_CUDNN_SDPA_DEPRIORITIZED=1
-    change that. If the rule of this torch's `varlen_attn` is known, it is asked, too, with
-    sequences of 4096 tokens, without a window.
+    change that. If the rule of `varlen_attn` in this version of torch is known, this also calls the
+    rule, for sequences of 4096 tokens without a window.
 
     Raises:
         FlashDistError: torch is not installed or is too old.
@@ -170,9 +170,9 @@ def describe(devices: Iterable[Device], version: str = "") -> str:
 
 
 def _describe_varlen(version: str, *, is_active: bool) -> list[str]:
-    """Return a list of one phrase: the backend of varlen_attn on GPUs where torch prefers cuDNN.
+    """Return a list with a phrase about varlen_attn's backend on GPUs where torch prefers cuDNN.
 
-    It is empty for versions of torch whose varlen_attn does not prefer cuDNN.
+    The list is empty if varlen_attn of this version of torch does not prefer cuDNN.
     """
     numbers = tuple(int(x) for x in re.findall(r"\d+", version)[:2])
     if numbers < VARLEN_CUDNN:
@@ -192,7 +192,7 @@ def _find_registry() -> Any:  # noqa: ANN401 - a module
 
 
 def _register_kernels() -> Registration:
-    """Register the kernels and return their handle; torch's registry calls this on activation."""
+    """Register our kernels and return their Registration; torch calls this on activation."""
     from .provider import Registration  # noqa: PLC0415 - loads torch and the extension
 
     registration = Registration()

@@ -38,7 +38,7 @@ _NAMES: Final = Names(
 
 
 class Call(NamedTuple):
-    """A call, with the arguments of our operators."""
+    """The arguments of a call of our operators."""
 
     q: Tensor  # [batch, seqlen_q, num_heads_q, head_dim], or [total_q, ...] if packed
     k: Tensor  # [batch, seqlen_k, num_heads_kv, head_dim], or [total_k, ...]
@@ -46,7 +46,10 @@ class Call(NamedTuple):
     problem: Problem
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Return contiguous out; lse [batch, num_heads_q, seqlen_q] or [num_heads_q, total_q]."""
+        """Return out, contiguous, and lse.
+
+        lse is [batch, num_heads_q, seqlen_q], or [num_heads_q, total_q] if packed.
+        """
         out, lse = operators.attend(*self)
         return out, lse
 
@@ -112,15 +115,15 @@ def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: objec
 def infer(
     tensors: Triple, bounds: Bounds, keys: Keys, options: Options, **others: object
 ) -> tuple[Tensor, Tensor] | None:
-    """Return out and lse of packed queries that attend to paged keys, or to used packed keys.
+    """Return out and lse of packed queries; None if our operators do not support the call.
 
-    Return None if our operators do not support the call.
+    The keys are in pages, or they are packed and each sequence uses its first seqused_k keys.
 
     Args:
         tensors: query [total_q, num_heads_q, head_dim]; key [num_pages, page_size, num_heads_kv,
             head_dim], or [total_k, num_heads_kv, head_dim]; value like key.
-        bounds: As in `find_call`; cum_seq_k may be None if keys are in pages.
-        keys: seqused_k, block_table, or both.
+        bounds: As in `find_call`; its cum_seq_k is ignored.
+        keys: cum_seq_k, and seqused_k, block_table or both.
         options: Further arguments.
         others: Arguments that are supported only if None or False.
 
@@ -145,7 +148,7 @@ def infer(
             check_boundaries("query", ends.tolist(), tokens, packed[1], ("cu_seq_q", "max_q"))
         how = options.choose_scale(query.shape[-1]), None
         return attend_to_cache(tensors, packed, keys, options.band, how)
-    except BoundariesError:  # wrong for torch's kernel, too, which would not raise
+    except BoundariesError:  # torch's kernel would compute wrong results without an error
         raise
     except (TypeError, ValueError) as error:
         tell(str(error))
@@ -184,7 +187,7 @@ def _read_packing(
 def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | None:
     """Return the tensors, copied if our kernels cannot read their strides; None if unsupported."""
     if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
-        return None  # torch's meta kernels give the result the head_dim of query
+        return None  # torch's meta kernels report a result with the head_dim of query
     if query.shape[-1] % HEAD_DIM_STEP:  # torch's function pads head_dim before it calls operators
         return None
     tensors = query, key, value

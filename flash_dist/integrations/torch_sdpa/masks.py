@@ -1,4 +1,4 @@
-"""Converts masks of scaled_dot_product_attention to BlockMasks, unless they are a bias.
+"""Converts masks of scaled_dot_product_attention to BlockMasks; leaves a bias as it is.
 
 Reading a tensor waits for the GPU. The result is cached until the tensor changes or is freed.
 nn.MultiheadAttention makes a new mask in every call, so every call reads it.
@@ -28,9 +28,9 @@ def is_unread(mask: Tensor) -> bool:
 
 @outside_graphs
 def read_mask(mask: Tensor, shape: Shape, source: Tensor | None = None) -> BlockMask | Band | None:
-    """Return the BlockMask or Band for a mask that broadcasts to `shape`; None if it is a bias.
+    """Return the BlockMask or Band for a mask that broadcasts to `shape`.
 
-    Return None for integers, too, which torch's function rejects.
+    Return None if the mask is a bias, or has integers, which torch's function rejects.
 
     Args:
         mask: Booleans, True for visible keys, or values that are added to the scores.
@@ -63,16 +63,16 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
 
 
 def _drop_copies(visible: Tensor, axis: int) -> Tensor:
-    """Return one entry along an axis if all entries are the same, else the mask as it is.
+    """Return the first entry along an axis if all entries are the same, else the whole mask.
 
-    MultiheadAttention repeats masks along the batch and the heads.
+    nn.MultiheadAttention repeats masks along the batch and the heads.
     """
     one = visible.narrow(axis, 0, 1)
     return one if bool((visible == one).all()) else visible
 
 
 def _read_keys(visible: Tensor, shape: Shape) -> BlockMask | Band:
-    """Return the mask for booleans [batch or 1, heads or 1, seqlen_k] that hold for every query."""
+    """Return the mask for booleans [batch or 1, heads or 1, seqlen_k] that apply to every query."""
     if bool(visible.all()):
         return Band()
     numbers = torch.arange(1, visible.shape[-1] + 1, device="cpu")

@@ -33,7 +33,7 @@ def find_varlen() -> ModuleType:
 
 
 def is_known(varlen: ModuleType) -> bool:
-    """Return whether this module knows how this version of torch chooses."""
+    """Return whether we can call the function by which this version of torch chooses a backend."""
     return any(hasattr(varlen, name) for name in (_SELECT, _ASK, _FIXED))
 
 
@@ -43,7 +43,7 @@ def prefer(*, always: bool) -> None:
 
 
 def is_preferred() -> bool:
-    """True if flash is preferred in every call."""
+    """Return whether flash is preferred in every call."""
     return _wishes["always"]
 
 
@@ -70,10 +70,10 @@ def choose(varlen: ModuleType, query: torch.Tensor, max_q: int) -> str:
 
 
 class Order:
-    """A wrapper with our rule around torch's choice, installed until `remove` is called."""
+    """Wrapper that applies our rule after torch's own; installed until `remove` is called."""
 
     def __init__(self) -> None:
-        """Install the wrapper; do nothing if this torch has no choice to wrap."""
+        """Install the wrapper; do nothing if this version of torch has no function to wrap."""
         self._varlen = find_varlen()
         makers = {_SELECT: _put_before_select, _ASK: _put_before_ask}
         self._name = next((name for name in makers if hasattr(self._varlen, name)), "")
@@ -83,7 +83,7 @@ class Order:
             setattr(self._varlen, self._name, self._ours)
 
     def remove(self) -> None:
-        """Restore torch's choice, unless something else has replaced it since."""
+        """Restore torch's function, unless other code has replaced our wrapper."""
         prefer(always=False)
         if self._name and getattr(self._varlen, self._name) is self._ours:
             setattr(self._varlen, self._name, self._torchs)
@@ -108,17 +108,16 @@ def _put_before_ask(torchs: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether flash supports tensors that cuDNN supports: only if head_dim_v is head_dim."""
+    """Return whether flash, like cuDNN, supports these tensors: head_dim_v must equal head_dim."""
     return query.shape[-1] == value.shape[-1]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _goes_first() -> bool:
-    """Return whether flash is preferred now; a compiled graph stores the result as a constant.
+    """Return whether flash is preferred to cuDNN under torch's current settings.
 
-    A graph does the same with torch's own choice.
-
-    torch's SDPA selector excludes cuDNN in deterministic mode, unless that mode only warns.
+    Deterministic mode counts unless it only warns, as in torch's SDPA selector. A compiled graph
+    stores the result as a constant, like the result of torch's own rule.
     """
     attention: Any = torch.nn.attention
     has_order = getattr(attention, "_is_sdp_priority_order_active", None)

@@ -1,7 +1,8 @@
 """The operators of torch's flash backend, with our kernels.
 
-The layers above stay torch's: its selector, autocast, autograd and meta kernels for tracing. This
-module only replaces the CUDA kernels. Calls that our kernels do not support go to torch's kernels.
+The layers above them do not change: torch's selector, autocast, autograd and the meta kernels for
+tracing. This module only replaces the CUDA kernels. Calls that our kernels do not support go to
+torch's kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OVERRIDING: Final = "(?s).*overriding a previously registered kernel"  # the fi
 
 
 class Registration:
-    """Our kernels in torch's dispatcher, until `remove` is called."""
+    """Registration of our kernels in torch's dispatcher, until `remove` is called."""
 
     def __init__(self, key: str = "CUDA") -> None:
         """Register our kernels for the devices of a dispatch key."""
@@ -180,7 +181,10 @@ def _sdpa_forward(  # noqa: PLR0913, PLR0917
     return_debug_mask: bool = False,  # noqa: FBT001, FBT002
     **options: Any,  # noqa: ANN401
 ) -> tuple[object, ...] | None:
-    """Run `_forward` on [batch, heads, seqlen, head_dim]; insert cum_seq and max after lse."""
+    """Run `_forward` on [batch, heads, seqlen, head_dim]; insert cum_seq and max after lse.
+
+    The two cum_seq are None.
+    """
     longest = query.shape[2], key.shape[2]
     q, k, v = _swap(query, key, value)
     results = _forward(
@@ -223,8 +227,8 @@ def lay_out(made: Tensor, like: Tensor) -> Tensor:
     """Return `made` in the layout of `torch.empty_like(like)`.
 
     torch.compile relies on the strides that torch's meta kernels report. Our kernels write
-    contiguous [batch, seqlen, num_heads, head_dim]. Both agree if query, key and value are views of
-    that layout, as after linear layers. Otherwise the result is copied once.
+    contiguous [batch, seqlen, num_heads, head_dim]. The strides are the same if query, key and
+    value are views of that layout, as after linear layers. Otherwise the result is copied once.
 
     Args:
         made: The result, in any dense layout.

@@ -1,4 +1,4 @@
-"""Log why calls go to torch's own kernels, each reason once."""
+"""Logs why calls go to torch's own kernels, each reason once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ told: Final[list[str]] = []  # in order of occurrence, for `describe`
 
 
 def tell(reason: str) -> None:
-    """Log a reason once, at level INFO; never inside a graph of torch.compile.
+    """Log once, at level INFO, why torch's kernels compute a call. Log nothing in torch.compile.
 
     Raises:
-        ValueError: `flash_dist.match_kvcache` is on, and torch's kernels return other bits.
+        ValueError: `flash_dist.match_kvcache` is on: the bits of torch's kernels do not match.
     """
     if find_match_kvcache():
         message = (

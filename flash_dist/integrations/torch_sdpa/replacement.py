@@ -1,8 +1,8 @@
-"""`with flash_dist.sdpa():` replaces torch's scaled_dot_product_attention by ours, where supported.
+"""`with flash_dist.sdpa():` replaces torch's scaled_dot_product_attention by ours.
 
-torch's flash backend supports neither masks nor float32 nor Turing, so `activate` cannot serve
-them. This module replaces the function itself, in torch.nn.functional, where torch's modules and
-most libraries look it up in every call.
+torch's flash backend supports neither masks nor float32 nor Turing, so `activate` has no effect on
+such calls. This module replaces the function itself, in torch.nn.functional, where torch's modules
+and most libraries look it up in every call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     may be nested. It affects all threads of the process, because autograd recomputes checkpointed
     layers in other threads. Such a recomputation must happen inside the context, too. Modules that
     imported the function by name (`from torch.nn.functional import ...`) are not affected. Code
-    that torch.compile has compiled before is compiled again; enter the context outside of compiled
+    that torch.compile has already compiled is compiled again. Enter the context outside of compiled
     code.
 
     Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and float
@@ -65,15 +65,15 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     torch.compile, which cannot read them, or under torch.jit.trace, which would store them. The
     logger `flash_dist` logs each reason once, at level INFO.
 
-    A tensor mask is read in its first call, which waits for the GPU. A float mask that only masks
-    keys is faster than one with a bias. A mask that is made anew for every call is read in every
-    call. A query without visible keys gives zero.
+    A tensor mask is read in the first call that uses it, which waits for the GPU; a mask that is a
+    new tensor in every call is read in every call. A float mask that only masks keys is faster than
+    a bias. A query without visible keys gives zero.
 
     Raises:
         ValueError: In an unsupported call with a BlockMask or IntervalMask, which torch does not
             support.
-        FlashDistError: In a call: this build has no code that runs on the GPU, or a CUDA graph is
-            captured with a mask that has not been read before.
+        FlashDistError: In a call for which this build has no code that runs on the GPU, or which
+            is captured by a CUDA graph and has a mask that has not been read yet.
     """
 
     def __enter__(self) -> None:
@@ -115,7 +115,7 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
         if isinstance(attn_mask, _OWN):
             _refuse(attn_mask, call)
         tell(call)
-        if causal is not None:  # torch would not know that its function was called: ours is
+        if causal is not None:  # CausalBias expects the function of torch.nn.functional, now ours
             attn_mask, is_causal = to_torch(causal, query, key)
         options = {"scale": scale, "enable_gqa": enable_gqa}
         own = (*_found, _OUTSIDE)[0]
@@ -189,7 +189,7 @@ def _refuse(mask: Own, reason: str) -> NoReturn:
 
 
 def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
-    """Return whether a mask has axes, each of size 1 or that of the scores."""
+    """Return whether a mask has 1 to 4 axes, each of size 1 or the same size as in `shape`."""
     sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
     fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbolic
     return 1 <= mask.dim() <= len(shape) and fits

@@ -10,8 +10,8 @@ from typing import Final
 
 from ..peers import find_names
 
-# Not `flash_dist`: transformers takes a name that contains `flash` for the package flash_attn, or a
-# copy of it, and then looks for its functions.
+# Not `flash_dist`: if a name contains `flash`, transformers assumes the package flash_attn, or a
+# copy of it, and looks up the functions of that package.
 NAME: Final = "fdist"
 
 OLDEST: Final = "4.57"

@@ -59,21 +59,21 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         attention_mask: Made by `make_mask`, or the caller's own mask, [batch or 1, num_heads_q or
             1, seqlen_q, seqlen_k]: booleans, or values that are added to the scores, where -65504
             or less masks a key. A query without visible keys gives zero.
-        dropout: Fraction of the weights that is dropped; must be 0 with the interval mask of a
+        dropout: Fraction of the weights that are set to 0. It must be 0 with the interval mask of a
             single query, as in `generate`.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
         sliding_window: Number of keys that a query attends to, including its own; ignored if a mask
             is given.
         softcap: A score s becomes softcap * tanh(s / softcap); None or 0: no cap.
         is_causal: Whether later keys are masked; ignored if a mask is given.
-        s_aux: [num_heads_q], sinks: one more score per row, without a value. Differentiable.
+        s_aux: [num_heads_q], sinks, see `learnable_sink` of `flash_attn_func`. Differentiable.
         position_bias: Values that are added to the scores, as in T5. Differentiable.
         cache: Must be None.
         others: May contain cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
-            position_ids. Documents of position_ids are used only if the mask is a band.
+            position_ids. position_ids separate documents only if the mask is a band.
 
     Raises:
-        ValueError: The module requests something that has no kernel.
+        ValueError: The module passes an argument or a mask that is not supported.
     """
     require_supported(module, others | {"cache": cache})
     # Learned queries are shared by the batch. `len(query)` would be a constant in a graph.
@@ -121,9 +121,9 @@ def _choose(
 
 
 def _require_sizes(module: torch.nn.Module, layer_mask: LayerMask, queries: int, keys: int) -> None:
-    """Raise ValueError if the mask is not for the layer's queries and keys.
+    """Raise ValueError if the mask was made for other numbers of queries and keys.
 
-    deepseek_v4, for example, adds keys within a layer.
+    This happens if a layer adds keys, as in deepseek_v4. A full band fits any numbers.
     """
     made, got = layer_mask.sizes, (queries, keys)
     if made is not None and made != got and not (layer_mask.is_band and layer_mask.band.is_full):
@@ -138,7 +138,7 @@ def _attend(
     if layer_mask.keys is not None:
         k, v = k[:, : layer_mask.keys], v[:, : layer_mask.keys]
         scores = scores.cut(k.shape[1])
-    is_open = layer_mask.packed or layer_mask.is_band  # only these masks may get documents
+    is_open = layer_mask.packed or layer_mask.is_band  # the caller may pass documents in `others`
     packing = _read_packing(others) if is_open else None
     documents = None
     if packing is None and is_open:
@@ -177,7 +177,7 @@ def _attend(
 
 
 def _see_unpacked(layer_mask: LayerMask, packing: Packing | None) -> BlockMask | None:
-    """Return the mask of a call whose bias needs the batch axis; None for a band.
+    """Return the mask for tensors with a batch axis, which a bias requires; None for a band.
 
     Raises:
         ValueError: The caller passes packed documents.
@@ -201,7 +201,7 @@ def _read_packing(others: dict[str, Any]) -> Packing | None:
 def _choose_documents(
     q: Tensor, k: Tensor, layer_mask: LayerMask, positions: Tensor | None
 ) -> Tensor | None:
-    """Return position_ids if they may describe documents, else None."""
+    """Return position_ids if they can separate documents, else None."""
     batch, seqlen = q.shape[:2]
     if positions is None or layer_mask.band.right != 0 or not k.shape[1] == seqlen > 1:
         return None

@@ -19,25 +19,31 @@ Tensor = torch.Tensor
 class Padding(NamedTuple):
     """Padding of the keys; on the host, except in a graph."""
 
-    exists: Tensor  # booleans [batch, seqlen_k]
-    first: Tensor  # first existing key of each row, [batch]
-    end: Tensor  # key after the last existing one, [batch]
+    exists: Tensor  # booleans [batch, seqlen_k], False for padding
+    first: Tensor  # [batch], first key of each row that is not padding
+    end: Tensor  # [batch], one more than the last such key; 0 if all keys are padding
 
     @classmethod
     def of(cls, exists: Tensor) -> Padding:
-        """Return the padding, with the first existing key and the end of the keys of each row."""
+        """Return the padding for `exists`; compute `first` and `end`."""
         keys = torch.arange(exists.shape[1], device=exists.device)
         end = torch.where(exists, keys + 1, 0).amax(1)
         first = torch.where(exists, keys, exists.shape[1]).amin(1)
         return cls(exists, torch.minimum(first, end), end)
 
     def has_gaps(self) -> Tensor:
-        """Return, as a tensor, whether any row has padding between its keys."""
+        """Return, as a tensor, whether any row has padding between other keys."""
         return (self.exists.sum(1) != self.end - self.first).any()
 
 
 def read_padding(tokens: Tensor | None, keys: int) -> Padding | None:
-    """Return the padding of the keys; None if `tokens` marks none or is None. Waits for the GPU."""
+    """Return the padding of the keys; None without padding. Waits for the GPU.
+
+    Args:
+        tokens: [batch, at most keys], 0 or False for padding; None: no padding. If there is
+            padding, keys past the last token are padding, too.
+        keys: Number of keys.
+    """
     if tokens is None:
         return None
     exists = tokens.to("cpu", torch.bool)
@@ -47,7 +53,7 @@ def read_padding(tokens: Tensor | None, keys: int) -> Padding | None:
 
 
 def find_changes(ids: Tensor) -> Tensor:
-    """Return where the id differs from the previous one."""
+    """Return booleans [batch, seqlen], True where an id differs from the one before in its row."""
     return pad(ids[:, 1:] != ids[:, :-1], (1, 0))
 
 
@@ -63,9 +69,16 @@ def see_once(
     keys: int,
     device: torch.device | str,
 ) -> Tensor | None:
-    """Return the first visible key of a single query and the end, [batch or 1, 1, 2, 1].
+    """Return the visible keys of a single query, int32 [batch or 1, 1, 2, 1]: first key and end.
 
     Return None if `offset` is an int and all keys are visible.
+
+    Args:
+        band: The mask, in positions counted from key 0.
+        padding: Padding of the keys.
+        offset: Position of the query, counted from key 0.
+        keys: Number of keys.
+        device: The device of the result.
     """
     everything = torch.tensor([[0, keys]], device="cpu")
     bounds = everything
@@ -85,7 +98,7 @@ def see_once(
 
 
 def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: int) -> LayerMask:
-    """Return the mask of queries, of which the first is `offset` positions after key 0."""
+    """Return the mask of several queries. The first one is `offset` positions after key 0."""
     end = offset + queries
     exist = end if band.right == 0 and end < keys else None  # the filled part of a static cache
     used = keys if exist is None else exist

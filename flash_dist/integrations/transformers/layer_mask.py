@@ -1,4 +1,4 @@
-"""Mask of one forward pass: made once in the mask function, shared by all layers."""
+"""The mask of a forward pass, which the mask function makes once for all layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ class Segments:
     """Consecutive sequences in the tokens of a batch, [batch * seqlen]."""
 
     def __init__(self, starts: Tensor) -> None:
-        """Cut rows where `starts`, booleans [batch, seqlen] on the host, are True."""
+        """Begin a sequence where `starts` is True, and at the first token of each row.
+
+        Args:
+            starts: Booleans [batch, seqlen] on the host.
+        """
         self.starts: Final = starts.clone()
         self.starts[:, 0] = True
         bounds = pad(self.starts.flatten().nonzero().flatten(), (0, 1), value=starts.numel())
@@ -33,14 +37,14 @@ class Segments:
         self._masks: Final[dict[Band, BlockMask]] = {}
 
     def on(self, device: torch.device) -> Tensor:
-        """Return cu_seqlens on a device; the first call copies cu_seqlens without waiting."""
+        """Return cu_seqlens on a device; the first call copies them there without waiting."""
         found = self._copies.get(device)
         if found is None:
             found = self._copies[device] = send(self._bounds, device)
         return found
 
     def see(self, band: Band) -> BlockMask:
-        """Return the mask of a band within each sequence, for tensors that are not packed."""
+        """Return a band within each sequence as a BlockMask, for tensors that are not packed."""
         found = self._masks.get(band)
         if found is None:
             inside = BlockMask.documents(self.starts.cumsum(1))
@@ -51,7 +55,7 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class LayerMask:
-    """A mask of more than one query: a band within segments, or a BlockMask.
+    """A mask for more than one query: a band within segments, a BlockMask, or intervals in a graph.
 
     transformers passes it on like a tensor, and only uses `ndim` and `contiguous`. Any other use as
     a tensor raises an error that names the use.
@@ -60,12 +64,13 @@ class LayerMask:
     band: Band = EVERYTHING
     segments: Segments | None = None
     packed: bool = False  # segments are documents, not runs of tokens and of padding
-    keys: int | None = None  # number of filled slots; later slots of a static cache are empty
+    keys: int | None = None  # number of filled slots of a static cache; None: all keys are used
     mask: BlockMask | None = None  # replaces band and segments
     # Intervals that replace band and segments in a graph of torch.compile, see traced.py.
     graph: tuple[Tensor, Tensor] | None = None
-    sizes: tuple[int, int] | None = None  # queries and keys that transformers made the mask for
-    # Pairs of position_ids (None: no documents) and the mask planned for them, for all layers.
+    # Numbers of queries and keys that the mask was made for; None: not checked.
+    sizes: tuple[int, int] | None = None
+    # For calls in a graph: position_ids (None: no documents) and the mask that all layers share.
     planned: list[tuple[Tensor | None, IntervalMask]] = field(default_factory=list)
     ndim: ClassVar[int] = 4  # marks a finished mask; not a field, as FSDP would replace it
 
@@ -97,7 +102,7 @@ def _describe(use: str) -> str:
 
 
 def find_documents(positions: Tensor) -> Segments | None:
-    """Return the documents of position_ids, [batch, seqlen] on the host; None if none restarts."""
+    """Return the documents of position_ids [batch, seqlen] on the host; None if no row restarts."""
     starts = find_restarts(positions)
     return Segments(starts) if bool(starts[:, 1:].any()) else None
 
@@ -105,9 +110,9 @@ def find_documents(positions: Tensor) -> Segments | None:
 def find_restarts(positions: Tensor) -> Tensor:
     """Return where position_ids [batch, seqlen] restart: at the row's minimum, or if they decrease.
 
-    NOTE: skipped or repeated positions start no document in transformers' flash attention, nor in
-    eager attention with a mask or a cache. Without a mask and a cache, transformers itself finds
-    documents, and puts them into the mask function.
+    NOTE: skipped or repeated positions do not start a document in transformers' flash attention,
+    nor in eager attention with a mask or a cache. Without a mask and a cache, transformers itself
+    finds the documents, and includes them in the mask function.
     """
     lower = pad(positions.diff() < 0, (1, 0), value=True)
     if positions.shape[1] == 0:

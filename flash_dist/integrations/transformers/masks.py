@@ -3,12 +3,12 @@
 For a single query the mask is None if all keys are visible. Otherwise it is an int32 tensor [batch,
 1, 2, 1] with the first visible key and the end: `generate` compiles such forward passes, with the
 mask as an argument. For more queries it is a `LayerMask`, never None. Some models request a mask
-but compute attention themselves. Their code fails with a LayerMask or the int32 tensor. With None
-it would silently attend to later keys, and it would silently add booleans to the scores. Encoder
-modules may claim to be causal, as in phi4_multimodal, so None would mask keys of their queries.
+but compute attention themselves. Their code fails with a LayerMask or the int32 tensor. With None,
+it would silently attend to later keys, and with booleans, it would silently add them to the scores.
+Encoder modules may have is_causal=True, as in phi4_multimodal, so None would mask later keys.
 
-Padding is read here, once per forward pass, which waits for the GPU. So are documents that
-transformers itself has found and, for more than one query, the position in a static cache.
+Padding is read here, once per forward pass, which waits for the GPU. The same applies to documents
+that transformers itself has found and, for more than one query, to the position in a static cache.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def make_mask(
         kv_offset: Position of the first key.
         mask_function: Function of (batch, head, query, key) that returns whether the key is visible
             to the query.
-        attention_mask: Booleans [batch, positions], True for tokens that exist; or a finished mask.
-        others: Contains q_length, q_offset (a tensor with a static cache) and device; older
-            transformers pass cache_position instead of all three.
+        attention_mask: Booleans [batch, positions], False for padding; or a finished mask.
+        others: Contains q_length, q_offset (a tensor with a static cache) and device. Older
+            versions of transformers pass cache_position instead of these three.
 
     Raises:
         ValueError: The model is on the meta device.
@@ -76,7 +76,7 @@ def make_mask(
     ids = None
     if pattern is not None and pattern.documents is not None:
         ids = pattern.documents.to("cpu").expand(batch_size, -1)  # waits for the GPU
-        if is_traced():  # in a trace, transformers always makes position_ids
+        if is_traced():  # during tracing, transformers always creates documents from position_ids
             _require_one(ids)
             ids = None
     is_scattered = ids is not None and (padding is not None or has_parts(ids))

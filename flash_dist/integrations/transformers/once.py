@@ -1,4 +1,4 @@
-"""Results that are computed from a tensor by the first layer, and shared by all layers.
+"""Computes results from tensors in the first layer, and caches them for the other layers.
 
 A result is cached by the identity and version of the tensor, and dropped with the tensor. Reading
 the tensor waits for the GPU. A tensor made under `torch.inference_mode` has no version, so every
@@ -39,7 +39,10 @@ def find_packed(positions: Tensor, batch: int) -> Segments | None:
 
 
 def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tensor:
-    """Return the length of the longest sequence; a length on the GPU is read, which waits."""
+    """Return the length of the longest sequence: `given`, or computed if `given` is None.
+
+    Reading a tensor on a GPU waits. In a graph, the tensor is not read, and the result is a tensor.
+    """
     if given is not None and not isinstance(given, torch.Tensor):
         return given  # such as an int or a NumPy integer: the varlen function checks it
     if is_symbolic(cu_seqlens):  # in a graph, the varlen function reads the tensor
@@ -50,9 +53,10 @@ def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tens
 
 
 def is_added(mask: Tensor) -> bool:
-    """Return whether to add a float mask to the scores, because it does more than mask keys.
+    """Return whether a mask is added to the scores instead of being read as booleans.
 
-    Also return True for a mask that needs a gradient, or that a graph or a trace must not read.
+    This applies to float masks that do more than mask keys, that need a gradient, or that must not
+    be read because a graph or a trace would store the values.
     """
     if not mask.is_floating_point():
         return False
@@ -64,11 +68,11 @@ def is_added(mask: Tensor) -> bool:
 def cut_added(
     module: torch.nn.Module, name: str, numbers: Tensor, shape: tuple[int, int, int, int]
 ) -> Tensor:
-    """Return a bias without columns past the layer's last key; check that these only mask keys.
+    """Return a bias without the columns past the layer's last key.
 
     Raises:
-        ValueError: A column past the last key does not mask its key, or a graph or a trace must not
-            read it.
+        ValueError: Such a column does not mask its key, or must not be read because a graph or a
+            trace would store the values.
     """
     behind = numbers[..., shape[-1] :]
     if behind.shape[-1] == 0:
@@ -86,9 +90,9 @@ def read_dense(
     Masked columns past the layer's last key, as for a static cache, are cut off.
 
     Raises:
-        TypeError: The mask has integers.
-        ValueError: The mask was made for other queries or keys (a layer with a window caches only
-            the last keys), or a graph or a trace would record its values.
+        TypeError: The mask has an integer dtype.
+        ValueError: The mask was made for other numbers of queries or keys (a layer with a window
+            caches only the last keys), or a graph or a trace would record its values.
     """
     if is_symbolic(mask):
         refuse_tracing()
@@ -115,7 +119,7 @@ def _broadcasts(has: torch.Size, wants: tuple[int, ...]) -> bool:
 
 
 def find_once(source: Tensor, key: object, find: Callable[[], Found]) -> Found:
-    """Return the cached result for a tensor with its current values, or compute it."""
+    """Return the cached result for a tensor's current values, or compute and cache it."""
     if source.is_inference():
         return find()
     found: Found = _found.find(source, (source._version, key), find)  # noqa: SLF001 - no public version counter

@@ -1,8 +1,8 @@
-"""Read a mask function of transformers instead of evaluating it for every (query, key) pair.
+"""Recognises mask functions of transformers, to avoid evaluating every (query, key) pair.
 
 transformers builds a mask from small functions of (batch, head, query, key) and combines them with
-`and_masks`. We recognise these functions by their names and the variables in their closures, which
-are the same since transformers 4.57. Other functions are evaluated by transformers' own code.
+`and_masks`. We recognise these functions by their names and read the variables in their closures,
+which have not changed since transformers 4.57. transformers' own code evaluates other functions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pattern:
     """A band in absolute positions, within documents."""
 
     band: Band = EVERYTHING
-    documents: Tensor | None = None  # [batch, seqlen], integers: the same within a document
+    documents: Tensor | None = None  # [batch, seqlen], id of each token's document; None: no limit
 
     def join(self, other: Pattern) -> Pattern | None:
         """Return the intersection of both; None if both have documents."""

@@ -59,7 +59,7 @@ def refuse_match(what: str) -> None:
 
 
 def refuse_dropout(module: torch.nn.Module, dropout: float) -> None:
-    """Raise ValueError for dropout in `generate`, where one query reads a cache."""
+    """Raise ValueError if dropout is not 0, for a single query that reads a cache in `generate`."""
     if dropout:
         what = f"dropout={dropout} in `generate`"
         _refuse(module, what, "no kernels of one query with it", _advise(module, dropout))
@@ -95,7 +95,7 @@ def refuse_dtype(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
 def refuse_shape(
     module: torch.nn.Module, name: str, got: torch.Size, wanted: tuple[int, int, int, int]
 ) -> NoReturn:
-    """Raise ValueError for a mask whose numbers of queries or keys are not the layer's."""
+    """Raise ValueError for a mask or bias that was made for other numbers of queries or keys."""
     message = (
         f"the {name} of {type(module).__name__} must broadcast to [batch, num_heads_q, "
         f"seqlen_q, seqlen_k], {list(wanted)}, and show no key behind these, got shape {list(got)}"
@@ -125,7 +125,7 @@ def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int,
 
 
 def refuse_tracing() -> NoReturn:
-    """Raise ValueError for a mask that graphs do not support; torch.compile shows the text."""
+    """Raise ValueError for a mask that graphs do not support; torch.compile shows its message."""
     raise ValueError(UNTRACEABLE)
 
 

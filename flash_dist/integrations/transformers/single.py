@@ -1,10 +1,11 @@
 """Attention of a single query, for `generate`: reads nothing on the host.
 
 flash_attn_with_kvcache reads the keys in place, so a sequence has the same bits in any batch,
-whatever its padding. Calls that it does not support (gradients, float32 on a GPU, autocast) go to
-flash_attn_varlen_func. There each (sequence, kv head) pair is a sequence with one token, whose
-heads are the query heads of the kv head. A cache [batch, num_heads_kv, seqlen_k, head_dim] is
-packed without a copy, and the masked keys in between belong to sequences without queries.
+whatever its padding. Calls with a bias go to flash_attn_func. Other calls that the cache function
+does not support (gradients, float32 on a GPU, autocast) go to flash_attn_varlen_func, with each
+(sequence, kv head) pair as a sequence of one token, whose heads are the query heads of the kv head.
+This packs a cache [batch, num_heads_kv, seqlen_k, head_dim] without a copy. Masked keys belong to
+sequences without queries.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def is_interval(mask: Tensor) -> bool:
 
 
 def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Return whether flash_attn_with_kvcache supports a call (one query, dtype, no gradients).
+    """Return whether flash_attn_with_kvcache supports a call with one query.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim].
@@ -98,7 +99,7 @@ def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
 def attend_once(
     query: Tensor, key: Tensor, value: Tensor, interval: Tensor, scores: Scores
 ) -> Tensor:
-    """Return out [batch, 1, num_heads_q, head_dim_v] of one query with an interval of visible keys.
+    """Return out [batch, 1, num_heads_q, head_dim_v] of one query that attends to an interval.
 
     Args:
         query: [batch, num_heads_q, 1, head_dim].
@@ -156,12 +157,12 @@ def _attend_packed(
 
 
 def _find(interval: Tensor, key: object, find: Callable[[], Found]) -> Found:
-    """Return a result computed from an interval; the first layer computes it for all layers."""
+    """Return a result computed from an interval. Outside of graphs, the first layer caches it."""
     return find() if _is_repeated(interval) else find_once(interval, key, find)
 
 
 def _is_repeated(interval: Tensor) -> bool:
-    """Return whether a graph records this code, to run it with other values of the same tensors."""
+    """Return whether a graph or a trace records this code, and may run it with other intervals."""
     if is_symbolic(interval) or is_traced():
         return True
     return interval.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -4,10 +4,10 @@ Nothing is read on the host. The device computes each query's first key and end 
 tokens that exist, and the positions where documents begin. IntervalMask makes a plan from these
 bounds, also on the device.
 
-The mask function is neither recognised nor evaluated for every pair. A few pairs per query tell
-where sequences begin, and some other pairs must agree with a band within the sequences. When the
-graph runs, it checks this, and also that padding has no gaps. If a check fails, torch stops at an
-assertion, after which the process cannot use a GPU any more.
+The mask function is neither recognised nor evaluated for every pair. Evaluating it for each query
+and the key before it finds where sequences begin. Some other pairs must agree with a band within
+the sequences. When the graph runs, it checks this, and also that padding has no gaps. If a check
+fails, torch stops at an assertion, after which the process cannot use a GPU any more.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ def trace_mask(
 
     Args:
         mask_function: As in `make_mask`.
-        tokens: [batch, at most keys], which keys exist; later keys do not.
+        tokens: [batch, at most keys], False for padding; later keys are padding, too. None: no
+            padding.
         sizes: Numbers of sequences, queries and keys.
-        first: Position of the first query: in the sequence, and counted from the first key.
+        first: Position of the first query, twice: counted from the start of the sequence, and from
+            the first key.
         device: The device of the queries.
         others: As in `make_mask`.
     """
@@ -72,11 +74,12 @@ def trace_mask(
 def plan_traced(
     layer_mask: LayerMask, documents: Tensor | None, queries: int, keys: int, device: torch.device
 ) -> IntervalMask:
-    """Return the mask of a call in a graph, which layers with the same `documents` share.
+    """Return the mask of a call in a graph. Layers with the same `documents` share it.
 
     Args:
         layer_mask: Made by the mask function.
-        documents: position_ids [batch or 1, seqlen], which restart in each document.
+        documents: position_ids [batch or 1, seqlen], which restart in each document; None: there
+            are no further documents.
         queries: Number of queries.
         keys: Number of keys.
         device: The device of the queries.
@@ -96,7 +99,10 @@ def plan_traced(
 
 
 def _follow(band: Band, rows: Tensor, keys: int) -> Pair:
-    """Return the first key and end of queries in a band; rows are their indices among the keys."""
+    """Return the first key and the end of the band for each query.
+
+    `rows` are the queries' positions, counted from key 0.
+    """
     lo = rows - band.left if band.left >= 0 else torch.zeros_like(rows)
     hi = rows + band.right + 1 if band.right >= 0 else torch.zeros_like(rows) + keys
     return lo, hi
@@ -108,7 +114,7 @@ def _join(one: Pair, other: Pair) -> Pair:
 
 
 def _spread(starts: Tensor) -> Pair:
-    """Return where each token's sequence begins and ends, given where sequences begin."""
+    """Return the first token and the end of each token's sequence, given where sequences begin."""
     numbers = torch.arange(starts.shape[1], device=starts.device)
     first = torch.where(starts, numbers, 0).cummax(1).values
     ends = pad(starts[:, 1:], (0, 1), value=True)
@@ -124,7 +130,7 @@ def _find_band(
     config: object = None,
     **others: object,
 ) -> Band:
-    """Return the band that transformers' arguments of the mask function imply."""
+    """Return the band implied by the arguments that transformers passes to the mask function."""
     is_whole = others.get("allow_is_bidirectional_skip") is not None
     is_causal = others.get("allow_is_causal_skip", True) and not _is_chunked(local_size, config)
     if use_vmap or not (is_square or is_whole or is_causal):

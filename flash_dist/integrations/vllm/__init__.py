@@ -1,8 +1,8 @@
 """An attention backend for vLLM: `--attention-backend FLASH_DIST`.
 
 vLLM runs `register` as a plug-in in each of its processes, through this package's entry point
-`vllm.general_plugins`. A sequence has the same attention bits in any batch, in chunks of any size
-and on any pages.
+`vllm.general_plugins`. The attention of a sequence has the same bits in any batch, in chunks of any
+size and on any pages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The vLLM backend: its limits, the description of a batch, the attention of a layer."""
+"""The vLLM backend: its limits, the description of a batch, and the attention of a layer."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class FlashDistBackend(AttentionBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
-        """Return whether there are kernels of any dtype for a compute capability."""
+        """Return whether there are kernels for a compute capability, with at least one dtype."""
         return _device_of(capability) >= min(word.floor for word in AXES.words.values())
 
     @classmethod
@@ -128,11 +128,11 @@ class FlashDistMetadata:
 
     num_actual_tokens: int
     max_query_len: int
-    query_start_loc: Tensor  # [batch + 1]
+    query_start_loc: Tensor  # [batch + 1], cu_seqlens of the queries
     max_seq_len: int
-    seq_lens: Tensor  # [batch]
+    seq_lens: Tensor  # [batch], number of keys
     block_table: Tensor  # [batch, pages]
-    slot_mapping: Tensor  # [num_actual_tokens]
+    slot_mapping: Tensor  # [num_actual_tokens], cache slot of each new key
     causal: bool
 
 
@@ -220,21 +220,23 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Fill output; rows after num_actual_tokens are not written.
+        """Fill `output` with the result, except for rows from num_actual_tokens on, and return it.
 
         Args:
             layer: The attention layer.
             query: [num_tokens, num_heads, head_size].
-            key: [num_tokens, num_kv_heads, head_size]; only encoders use it, others the cache.
+            key: [num_tokens, num_kv_heads, head_size]; read by encoders only. Decoders read the
+                cache.
             value: Likewise.
             kv_cache: [num_pages, num_kv_heads, page_size, 2 * head_size], in any memory layout.
-            attn_metadata: The batch; None while vLLM measures the memory of a step.
+            attn_metadata: The batch. While vLLM measures the memory of a step it is None, and
+                output is filled with 0.
             output: [num_tokens, num_heads, head_size].
             output_scale: Must be None.
             output_block_scale: Must be None.
 
         Raises:
-            NotImplementedError: A scale is given: out has the dtype of query.
+            NotImplementedError: A scale of the output is given.
         """
         if output_scale is not None or output_block_scale is not None:
             message = "output_scale and output_block_scale must be None: out has the dtype of query"
@@ -270,7 +272,7 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         kv_cache: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        """Write key and value into the slots of the cache; negative slots are skipped."""
+        """Write new keys and values into the cache; tokens with a negative slot are skipped."""
         if self.attn_type in _ENCODERS:
             return
         keys, values = self._split(kv_cache)
