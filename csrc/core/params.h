@@ -253,7 +253,7 @@ struct WholeParams {
   const float* dlse;  // may be null
 };
 
-// Number of queries, and of keys, per block of the bias gradient kernel.
+// Queries, and keys, per block of core/bias_gradient.cuh; sm90/bwd_bias has its own tile size.
 constexpr int BIAS_TILE = 64;
 
 struct BiasGradientParams {

@@ -68,8 +68,8 @@ class Choice:
         """Return a function that makes the choice for each call; undo the constructor's choice.
 
         Raises:
-            TypeError: The argument is no function, or the function's body runs after the call (a
-                generator, for example).
+            TypeError: The argument is not a function, or its body runs after the call (as in a
+                generator).
         """
         self._choose(self._before)
         fits = inspect.isroutine(function) and not any(does(function) for does in _RUN_LATER)
@@ -132,7 +132,7 @@ class float32_precision(Choice):  # noqa: N801 - called as a function
         precision: "tf32x3" or "ieee".
 
     Raises:
-        TypeError: precision is no string.
+        TypeError: precision is not a string.
         ValueError: precision is another string.
     """
 
@@ -146,7 +146,7 @@ def read_precision(precision: object) -> Precision:
     """Check that a value is a precision, and return it.
 
     Raises:
-        TypeError: The precision is no string.
+        TypeError: The precision is not a string.
         ValueError: The precision is unknown.
     """
     if not isinstance(precision, str):
@@ -189,7 +189,7 @@ class match_kvcache(Choice):  # noqa: N801 - called as a function
         match: False chooses the faster order again.
 
     Raises:
-        TypeError: match is no bool.
+        TypeError: match is not a bool.
     """
 
     _name = "match_kvcache"
@@ -213,7 +213,7 @@ def is_matching(
         mask: Which keys are visible to each query.
 
     Raises:
-        TypeError: match is no bool, or attention to a cache does not support the dtype.
+        TypeError: match is not a bool, or attention to a cache does not support the dtype.
         ValueError: Attention to a cache does not support the mask.
     """
     if match is None:

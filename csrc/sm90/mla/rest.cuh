@@ -1,4 +1,4 @@
-// Keeps O of a block's work tile in global memory, cached by L2, while a group is computed.
+// Keeps O of a work tile in global memory, cached by L2, while its next group of keys is computed.
 #pragma once
 
 #include "core/decode_rows.cuh"

@@ -11,7 +11,7 @@ _LONGEST: Final = 200
 _FATAL: Final = ("illegal memory access", "unspecified launch failure", "device-side assert")
 
 
-class CannotRun(Exception):  # noqa: N818 - an unsupported problem is no error
+class CannotRun(Exception):  # noqa: N818 - an unsupported problem is not an error
     """A baseline is not installed, or does not support the problem."""
 
 

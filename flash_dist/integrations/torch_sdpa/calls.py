@@ -46,7 +46,7 @@ class Call(NamedTuple):
     problem: Problem
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Return out, contiguous, and lse.
+        """Return out, which is contiguous, and lse.
 
         lse is [batch, num_heads_q, seqlen_q], or [num_heads_q, total_q] if packed.
         """

@@ -37,7 +37,7 @@ BY_NAME: Final = (
 
 ALLOWED: Final = "no code for {} in {} of {}, as --allow-missing allows"
 
-_NAMED: Final = 3  # maximum number of fatbins named in one message
+_NAMED: Final = 3  # maximum number of fatbins, or of GPUs, named in one message
 _AS_GOOD: Final = ("native", "family")
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..gpucode.cubin import KernelInfo
 
 _GENCODE = "-gencode="
-_ANY = "of another role"  # stands for all roles, if a role's fallbacks are unknown
+_ANY = "of another role"  # ends a message: no kernel of any role can replace the missing one
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def parse_number(text: str, *, what: str, least: int, hint: str) -> int:
     """Parse a whole number of at least `least`.
 
     Raises:
-        UsageError: The text is no such number.
+        UsageError: The text is not such a number.
     """
     number = read_whole(text, least=least)
     if number is None:

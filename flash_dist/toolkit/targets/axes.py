@@ -72,7 +72,7 @@ class Word:
 
         Raises:
             AxesError: The name is malformed.
-            ArchError: The floor is no compute capability.
+            ArchError: The floor is not a compute capability.
         """
         if not _WORD.fullmatch(name):
             message = f"a word of an axis looks like `bf16`, got `{name:.60}`"

@@ -58,7 +58,7 @@ def require_tree(root: Path, version: str) -> str:
 
     Raises:
         ReleaseError: The tree is not committed, or the version is not dated or not new.
-        SourceError: The folder is no clone.
+        SourceError: The folder is not a clone.
     """
     changed = ask_git(root, "status", "--porcelain").splitlines()
     if changed:

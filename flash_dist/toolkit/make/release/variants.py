@@ -5,8 +5,8 @@
     OUT/<project>/*-variants.json         properties of the wheels: for which GPU and driver
     OUT/<project>/index.html, index.json  OUT/ is a package index with relative links
 
-`uv --preview-features wheel-variants` installs the set for the GPU. The folder is no part of a
-release until the draft is accepted; PyPI refuses these files.
+`uv --preview-features wheel-variants` installs the set for the GPU. A release leaves the
+folder out until the draft is accepted; PyPI refuses these files.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     return [Published(path)]
 
 
-commands = no_commands  # the program is not installed
+commands = no_commands  # the file runs without being installed
 
 
 @command
