@@ -65,7 +65,7 @@ class Pass:
         return self._time_graphs({name: short[name] for name in timings}), timings
 
     def _taking_part(self) -> tuple[str, ...]:
-        """Return the baselines that have not failed. COPY takes part only in forward and backward."""
+        """Return the baselines that have not failed; COPY only for forward and backward passes."""
         entry = self.baselines.entries.get(COPY)
         copied = entry is not None and self.name in {"forward", "backward"} and not entry.reason
         return (*self.baselines.attends, *([COPY] if copied else []))
