@@ -45,7 +45,7 @@ struct RowSpan {
   int first, end;  // no row exists if end <= first
 };
 
-// Before sm_80: true if tiles are loaded only once their stage is free. Otherwise tiles are loaded
+// Before sm_80: true if tiles are loaded only after their stage is free. Otherwise tiles are loaded
 // earlier and kept in registers; large accumulators leave no registers for that.
 template <class Target, int HEAD_DIM>
 constexpr bool LOADS_LATE = !Target::HAS_CP_ASYNC && HEAD_DIM > 64 && HEAD_DIM != 128;

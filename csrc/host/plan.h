@@ -18,9 +18,9 @@
 // one wave. A chunk has complete units, or some keys of units, or some queries and keys. With
 // blocks of equal length, the planner chooses the number of chunks of complete units whose last
 // waves of dK/dV and dQ are fullest. If the chunks would leave the device idle, the planner tries
-// the next larger divisors of the group as group_split, as long as the partial sums fit half of the
-// budget. Then it tries smaller divisors, which leave more memory for dS. If none works, dS is not
-// stored.
+// the next larger divisors of the group as group_split, as long as the partial sums fit in half of
+// the budget. Then it tries smaller divisors, which leave more memory for dS. If none works, dS is
+// not stored.
 //
 // A query x key chunk has queries of one query head of each split, or a few complete query heads.
 // With such chunks, dS fits into the budget for any sequence length. The planner takes the cut with

@@ -49,7 +49,7 @@ class SplitPlanner : PlanGrid {
   }
 
   // Returns the next larger divisor of the group; 0 if there is none, or if so many partial sums do
-  // not fit half the budget.
+  // not fit in half the budget.
   int next_group_split(int split) const {
     for (++split; split <= shape_.group; ++split) {
       if (shape_.group % split == 0) return split <= most_sums() ? split : 0;
@@ -58,7 +58,7 @@ class SplitPlanner : PlanGrid {
   }
 
   // Returns the number of query splits: as many as the device can run at a time, limited so that
-  // their partial sums fit half the budget. Returns 1 if these splits would save too little
+  // their partial sums fit in half the budget. Returns 1 if these splits would save too little
   // (LEAST_SAVED), for packed sequences, most of which may be short, and for lists of tiles.
   int choose_query_split(int group_split) const {
     if (packed() || shape_.mask.kind == MaskKind::TILES) return 1;
@@ -124,7 +124,7 @@ class SplitPlanner : PlanGrid {
     return best;
   }
 
-  // Returns how many partial sums of dK and dV fit half the budget.
+  // Returns how many partial sums of dK and dV fit in half the budget.
   int64_t most_sums() const {
     return budget_ / 2 /
            std::max<int64_t>(partial_bytes(1, shape_.head_dim + shape_.head_dim_v), 1);

@@ -27,7 +27,7 @@ _MARGIN = 2.0  # factor on the error of plain half precision
 
 
 def name_results(*values: torch.Tensor | None) -> Tensors:
-    """Return a dict of out, lse, dq, dk, dv and, if not None, dsinks and dbias."""
+    """Return a dict of the values that are not None: out, lse, dq, dk, dv, dsinks and dbias."""
     names = (*NAMES, OF_SINKS, OF_BIAS)[: len(values)]
     pairs = zip(names, values, strict=True)
     return {name: value for name, value in pairs if value is not None}

@@ -322,8 +322,8 @@ struct DkdvSm90Steps {
     store_sum(dv, 1.0f, own_v(), p.dv, p.head_dim_v, p.dv_partial);
   }
 
-  // Writes the warpgroup's rows of dK or dV: rounded, through the same rows of `tile` in shared
-  // memory, or as partial sums.
+  // Writes the warpgroup's rows of dK or dV, as partial sums or rounded. Rounded rows pass through
+  // the same rows of `tile` in shared memory.
   template <int NT>
   __device__ __forceinline__ void store_sum(Accumulator<1, NT>& sum, float scale, uint32_t tile,
                                             const View& view, int columns, float* partial) const {

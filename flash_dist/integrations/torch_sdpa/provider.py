@@ -181,9 +181,9 @@ def _sdpa_forward(  # noqa: PLR0913, PLR0917
     return_debug_mask: bool = False,  # noqa: FBT001, FBT002
     **options: Any,  # noqa: ANN401
 ) -> tuple[object, ...] | None:
-    """Run `_forward` on [batch, heads, seqlen, head_dim]; insert cum_seq and max after lse.
+    """Run `_forward` on [batch, heads, seqlen, head_dim].
 
-    The two cum_seq are None.
+    After lse, also return cum_seq_q and cum_seq_k, both None, and max_q and max_k.
     """
     longest = query.shape[2], key.shape[2]
     q, k, v = _swap(query, key, value)

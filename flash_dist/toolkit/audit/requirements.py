@@ -51,7 +51,7 @@ _NAMED = 5  # items named in one message; further items are counted
 
 @dataclass(frozen=True)
 class Requirements:
-    """Requirements on every library with GPU code. By default, a library must only be readable."""
+    """Requirements on every library with GPU code. By default, it only has to be readable."""
 
     archs: tuple[Arch, ...] = ()
     forbid_extra: bool = False  # forbid other targets

@@ -30,7 +30,7 @@ _BY_BUS = "`export CUDA_DEVICE_ORDER=PCI_BUS_ID` makes CUDA count as nvidia-smi 
 
 
 def check_visible(environment: Environment) -> CheckResult | None:
-    """Check that CUDA shows all GPUs in nvidia-smi's order; None if so, or without NVML."""
+    """Check that CUDA shows all GPUs, in nvidia-smi's order; None if there is nothing to report."""
     physical = _list_physical(environment)
     known = physical and all(gpu.place for gpu in physical)
     if not known or environment.cuda.status != "ok":

@@ -69,7 +69,7 @@ class Examination:
     environment: Environment
     results: tuple[CheckResult, ...]
     choice: CheckChoice = EVERYTHING
-    record: Mapping[str, str] | None = None  # time and version of the record of another machine
+    record: Mapping[str, str] | None = None  # `Record.origin`; None without a record
 
     def __bool__(self) -> bool:
         return all(self.results)

@@ -66,7 +66,7 @@ def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distrib
     """Join the other ranks; return torch.distributed, which exchanges values with them.
 
     Raises:
-        GroupError: torch is absent, finds no GPU for nccl, or cannot connect the ranks.
+        GroupError: torch is absent or broken, finds no GPU for nccl, or cannot connect the ranks.
     """
     found = read_torch()
     if found.status != "ok":

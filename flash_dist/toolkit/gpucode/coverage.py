@@ -39,8 +39,9 @@ EMPTY_MOST: Final = 4  # a body that does nothing has at most this many instruct
 # Only a kernel with more instructions than this on another target gets the verdict "stub:empty".
 EMPTY_BESIDE: Final = 16
 STUB_MOST: Final = 48  # a body that only reports an error has at most this many instructions
-COMPLAINT_RATIO: Final = 3  # a body that only reports an error is shorter by at least this factor
-TINY_RATIO: Final = 16  # a body with the verdict "stub:tiny" is shorter by at least this factor
+# If other targets have bodies, the longest is longer than a stub by at least these factors.
+COMPLAINT_RATIO: Final = 3  # for a body that only reports an error
+TINY_RATIO: Final = 16  # for a body with the verdict "stub:tiny"
 MAX_CELLS: Final = 1_000_000  # kernels times targets; the largest library seen has 130 000
 MAX_WARNINGS: Final = 100
 

@@ -264,7 +264,7 @@ class _Judge:
         return causes.torch_symbols(self.label, names, torch, self.torch_min)
 
     def _unresolved(self, closure: Closure) -> Iterator[Any]:
-        """Yield the symbols that the library needs and nothing defines, except weak symbols."""
+        """Yield the symbols that the library needs but nothing defines, except weak symbols."""
         own = [one.shared for one in closure.libraries.values()]
         others: list[SharedObject] = []
         for symbol in self.root.shared.undefined:

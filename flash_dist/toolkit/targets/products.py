@@ -102,7 +102,7 @@ def _find_product(name: str) -> Device | None:
 
 
 def _shorten(name: str) -> str:
-    """Join the words that identify a GPU: `rtx3090` for `NVIDIA GeForce RTX 3090 Ti`."""
+    """Join the words that identify a GPU: `rtx3090` for `nvidia geforce rtx 3090 ti`."""
     words = (word for word in re.split(r"[^a-z0-9]+", name) if not _NOISE.fullmatch(word))
     return _GLUED.sub("", "".join(words))
 

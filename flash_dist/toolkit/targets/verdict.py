@@ -210,7 +210,7 @@ class Situation:
         *,
         smem_optin: int | None = None,
     ) -> Situation:
-        """Return the situation of a GPU, with the memory limit and JIT policy from `environ`."""
+        """Return the situation of a GPU, with the smem limit and JIT policy from `environ`."""
         limit = smem_optin or device.smem_optin
         lowered = min(limit, read_smem_limit(environ.get(SMEM_VARIABLE, "")) or limit)
         return cls(device, driver, lowered, jit_policy(environ), lowered < limit)

@@ -50,7 +50,7 @@ def width_of(console: Console) -> int | None:
 
 
 def paint(line: str, *, fix: bool = False) -> Text:
-    """Return a line to print. If `fix`, `fix:` or `hint:` is bold and commands are coloured."""
+    """Return a line to print; if `fix` is true, with a bold `fix:` or `hint:` and coloured code."""
     text = Text(printable(line))
     if fix:
         word = _FIX.match(text.plain)

@@ -94,7 +94,7 @@ class BuildNative(build_ext):
             self.compile()
 
     def compile(self) -> None:
-        """Compile with CMake, and write the libraries, the manifest and the report."""
+        """Compile with CMake; write the libraries, the wheel's generated files and the report."""
         toolchain = find_toolchain()
         headers = find_headers(build_folder() / HEADERS)
         print(headers, flush=True)

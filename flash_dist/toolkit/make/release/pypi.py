@@ -117,7 +117,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     """Verify and return the plain wheels; empty if they were not written.
 
     Raises:
-        KernelsError: A plain wheel differs from its labelled wheel.
+        KernelsError: The files are not those of `write` for these wheels, or `verify` fails.
     """
     folder = dist / PYPI
     if not folder.is_dir():

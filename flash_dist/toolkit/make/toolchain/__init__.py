@@ -1,1 +1,1 @@
-"""Finds and installs compilers: host compiler, CUDA toolkits, cross compilers, torch's headers."""
+"""Finds and installs what builds need: compilers, CUDA toolkits and torch's headers."""

@@ -120,7 +120,7 @@ def read_source(root: Path = ROOT) -> Source:
     """Read the commit that is checked out.
 
     Raises:
-        SourceError: This is not a clone, or the sources of wheels have changed since then.
+        SourceError: This is not a clone, or the sources of wheels have uncommitted changes.
     """
     changed = ask_git(root, "status", "--porcelain", "--", *BUILT_FROM).splitlines()
     if changed:
