@@ -250,7 +250,7 @@ _FEW = (
     _BIASED_ROWS,
 )
 _FEW_ON_GPU = (_LARGE[2], _FIXED[-1], *_SCORED_LARGE, _MAX_LOGITS[0])
-_TAIL = 8  # a tail case has this many columns less than the compiled head_dim, and is padded to it
+_TAIL = 8  # a tail case has this many fewer columns than the compiled head_dim, and is padded
 
 
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:

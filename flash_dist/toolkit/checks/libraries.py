@@ -121,7 +121,7 @@ def read_own(library: Library) -> Installed | None:
     try:
         toolkit = manifest.toolkit.cuda if manifest else None
         variants = read_variants(library.fatbin, toolkit, manifest)
-    except AccessError as error:  # this Python cannot unpack it: only headers are known
+    except AccessError as error:  # this Python cannot unpack the images: only headers are known
         if manifest is None:
             raise
         return _declare(library, manifest, error.message)

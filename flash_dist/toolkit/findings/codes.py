@@ -194,8 +194,9 @@ def _named() -> Mapping[str, Code]:
 def _pattern() -> re.Pattern[str]:
     """Compile a pattern for codes in lower-case text, in the ways that programs write them.
 
-    `cudaErrorAssert`, `CUDA error: ...`, `CUDA error 700`, `cuda runtime error (46) : ...`, `Triton
-    Error [CUDA]: ...`, `Error 802: ...`, `[34] Call to cuInit`, `cuInit failed with error 34`.
+    Examples are `cudaErrorAssert`, `CUDA error: ...`, `CUDA error 700`, `cuda runtime error (46) :
+    ...`, `Triton Error [CUDA]: ...`, `Error 802: ...`, `[34] Call to cuInit` and `cuInit failed
+    with error 34`.
     """
     names = "|".join(sorted((one for one in _named() if one.startswith("cuda")), reverse=True))
     texts = "|".join(

@@ -64,7 +64,7 @@ _RELEASE: Final = re.compile(
 )
 _CUINFO: Final = Struct("<III12sHHHH")  # sizes, type, "NVIDIA Corp", version, arch, CUDA, zero
 _OWNER: Final = b"NVIDIA Corp\0"
-_KNOWN: Final = range(60, 1000)  # 6.0 to 99.9
+_KNOWN: Final = range(60, 1000)  # CUDA toolkits 6.0 to 99.9
 _KERNELS: Final = 8  # maximum number of kernels to read in search of the toolkit
 
 

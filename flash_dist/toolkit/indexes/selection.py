@@ -1,7 +1,8 @@
 """Chooses the arch set for some GPUs: the smallest of the sets that serve the GPUs best.
 
-Pure functions. `order_of_sets` defines best: most GPUs served, most with SASS, most natively. A set
-without a local wheel is judged by its targets, and a wheel by its manifest.
+Pure functions. `order_of_sets` defines best: the most GPUs served, then the most with SASS, then
+the most with native code. A set without a local wheel is judged by its targets, and a wheel by its
+manifest.
 """
 
 from __future__ import annotations
