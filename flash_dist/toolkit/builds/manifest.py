@@ -97,7 +97,7 @@ class KernelRecord:
     threads: int | None  # maximum per block; None: a plain kernel without launch bounds
     proof: str
     assembled_for: tuple[Assembled, ...] = ()
-    source: str = ""  # the generated file, compiled for this target alone
+    source: str = ""  # the generated file, compiled for this target alone; or the plain file
     role: str = ""  # what the kernel computes; several families may serve a role
 
     @property

@@ -38,7 +38,7 @@ _WORD: Final = re.compile("[a-z]+[0-9]+")
 
 
 class DeclarationError(KernelsError, ValueError):
-    """An error in [tool.kernels], or in a file that it names."""
+    """An error in [project], in [tool.kernels] or a file that it names, or in SOURCE_DATE_EPOCH."""
 
 
 @dataclass(frozen=True)
