@@ -92,11 +92,11 @@ struct DecodeBlock {
         rows.park(tile);
       }
       if (at.key_block + 1 == at.extent.end && key_blocks > 1) load_next_queries(queries);
-      // S = Q @ K.T, soft cap, ALiBi and mask            [16, WARP_KEYS] of each own tile per warp
+      // S = Q @ K.T, soft cap, ALiBi and mask            [OWN_TILES, 16, WARP_KEYS] per warp
       Scores s;
       multiply_keys(s);
       modify_scores(s, common);
-      // P = exp2(S * scale - top), row sums              [16, WARP_KEYS] of each own tile per warp
+      // P = exp2(S * scale - top), row sums              [OWN_TILES, 16, WARP_KEYS] per warp
       Weights weights;
       Sums sums = {};
       to_weights(s, key_block, weights, sums);
