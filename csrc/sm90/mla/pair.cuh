@@ -177,8 +177,8 @@ class PairConsumer : LatentConsumerBase<Config> {
   }
 
  private:
-  // Returns the parity of the phase that fills the block's own tile of a later key block, `ahead`
-  // key blocks after the current one.
+  // Returns the parity of the phase that fills the block's own tile of the key block `ahead` key
+  // blocks after the current one.
   __device__ __forceinline__ int parity(int ahead) const {
     return (number_ + ahead) / Config::OWN_TILES % 2;
   }
@@ -299,7 +299,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ uint32_t own_values() const {
     return shared_address(smem_.own[number_ % Config::OWN_TILES]);
   }
-  // Zeroes the values of keys that do not exist, in both tiles.
+  // Zeroes the values of keys that are visible to no query, in both tiles.
   template <int PART>
   __device__ __forceinline__ void clear_missing() const {
     if (!this->template lacks_keys<0>() && !this->template lacks_keys<1>()) return;
