@@ -56,7 +56,7 @@ cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stre
   return launch_in_order<Config>(kernel, p, FwdGrid(p, Config::BLOCK_M), p, stream);
 }
 
-// The key tile, (batch, kv head) pair and group split of a block of the dK/dV kernel.
+// The key tile, (batch, kv head) pair, group split and query split of a block of the dK/dV kernel.
 struct DkdvBlock {
   int key0, unit, batch, head_kv, split;
   int query_split = 0;  // index of the query split, below BwdParams::query_split

@@ -440,9 +440,9 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   if (warp == 0) store_columns<Config>(p, smem.at, tile, row, column);
 }
 
-// Combines the block's pieces of the work tile. A piece is 32 columns of a row if there are enough
-// warps for one such piece each, otherwise 64 or 128 columns. If there are enough blocks for one
-// 32-column piece each, all warps of a block combine the same piece.
+// Combines the block's pieces of the work tile. A piece is 32 columns of a row if there is a warp
+// for each such piece, otherwise 64 or 128 columns. If there is a block for each 32-column piece,
+// all warps of a block combine the same piece.
 template <class Config>
 __device__ __forceinline__ void combine_pieces(const DecodeParams& p, typename Config::Smem& smem) {
   using Target = typename Config::Target;

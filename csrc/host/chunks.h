@@ -181,7 +181,7 @@ class ChunkPlanner : PlanGrid {
     return std::max(longest, ceil_div(total, resident));
   }
 
-  // Lists the chunks of `units` units and of `members_of_split` query heads per split.
+  // Lists the chunks of `units` units and of `members_of_split` query heads per group split.
   void list_chunks(BwdPlan& plan, const Cut& cut, int64_t units, int64_t members_of_split) const {
     const int64_t key_chunks = ceil_div(key_steps_, cut.steps);
     const int64_t of_a_head = ceil_div(ceil_div(shape_.seqlen_q, DS_TILE), cut.tiles);

@@ -140,7 +140,7 @@ def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, in
 
 
 def _read_floats(name: str, bias: Tensor, q: Tensor) -> Tensor:
-    """Return a bias in the dtype of q or float32; raise for other types, dtypes and devices."""
+    """Return a bias in the dtype of q or float32; raise unless it has floats on q's device."""
     require_tensor(name, bias)
     if isinstance(bias, CausalBias):
         message = f"{name} must be a tensor of numbers, got torch's CausalBias, which has none"

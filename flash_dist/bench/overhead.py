@@ -73,7 +73,7 @@ def _wait(device: torch.device) -> None:
 
 
 def make_pairs(problem: Problem) -> dict[str, Pair]:
-    """Return our call and SDPA's call by kind: the kinds in LIMITS and two more."""
+    """Return our call and SDPA's call by kind: the kinds in `calls.LIMITS` and two more."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - only needed for a measurement
     from ..kernels.problem import NOT_PACKED  # noqa: PLC0415
     from ..masks import Band, BlockMask  # noqa: PLC0415

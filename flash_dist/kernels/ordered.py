@@ -44,7 +44,10 @@ def logsumexp(x: Tensor) -> Tensor:
 
 
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(exp(a) + exp(b)); torch.logaddexp may round the last elements differently."""
+    """Return log(exp(a) + exp(b)).
+
+    torch.logaddexp is not used, because it may round the last elements of a tensor differently.
+    """
     top = _finite(torch.maximum(a, b))
     return ((a - top).exp() + (b - top).exp()).log() + top
 

@@ -78,8 +78,8 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(1024) uint8_t dout[V_PANELS * QTile::BYTES];
   };
   struct SmemOfOne {
-    alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // stages dK at the end
-    alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // stages dV at the end
+    alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // reused to stage dK
+    alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // reused to stage dV
     Stage stage[Plan::STAGES];
     alignas(16) float lse_log2[Plan::STAGES][BLOCK_M];
     alignas(16) float delta[Plan::STAGES][BLOCK_M];
@@ -100,7 +100,7 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     uint64_t empty[SLOTS][WARPS_THAT_COMPUTE];  // barriers that only the first block uses
   };
   struct SmemOfPair {
-    alignas(1024) uint8_t keys[PANELS * KTile::BYTES];  // K or V; stages dV or dK at the end
+    alignas(1024) uint8_t keys[PANELS * KTile::BYTES];  // K or V; reused to stage dV or dK
     Stage stage[Plan::STAGES];
     Exchange exchange;
     alignas(16) float statistics[Plan::STAGES][BLOCK_M];  // lse in base 2, or delta
@@ -195,8 +195,8 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(1024) uint8_t dout[V_PANELS * QTile::BYTES];
   };
   struct SmemOfAll {
-    alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // stages dK at the end
-    alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // stages dV at the end
+    alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // reused to stage dK
+    alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // reused to stage dV
     Stage stage[Plan::STAGES];
     alignas(1024) uint8_t ds[DS_STAGES][BIAS_PANELS * DS_BYTES];
     alignas(1024) uint8_t dq[DQ_STAGES][DQ_BYTES];
@@ -252,7 +252,7 @@ struct DqGemmSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(Plan::STAGES >= CONSUMERS, "the stages of K become those of dQ");
 
   struct Smem {
-    alignas(1024) uint8_t k[Plan::STAGES][TILE_BYTES];  // stages dQ at the end
+    alignas(1024) uint8_t k[Plan::STAGES][TILE_BYTES];  // reused to stage dQ
     alignas(128) uint8_t ds[Plan::STAGES][CONSUMERS][DS_TILE_BYTES];
     DqSm90Item item[Plan::STAGES];
     DqSm90Work<BLOCK_M> work;

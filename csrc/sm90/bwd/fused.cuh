@@ -18,9 +18,9 @@
 //           a head in ascending order. If the first keys come first: tiles in descending order, all
 //           heads of a tile before the next tile. This is the order of summation of dK and dV. If
 //           the registers hold both S^T and dP^T, the product for dP^T runs while P^T is computed,
-//           and the one for dV while dS^T is. The warpgroups of keys do not wait for each other, so
-//           that one multiplies while the other computes exponentials. The exception is 192/128,
-//           where each warpgroup reads all of dS^T after its product for dK.
+//           and that for dV while dS^T is computed. The warpgroups of keys do not wait for each
+//           other, so that one multiplies while the other computes exponentials. The exception is
+//           192/128, where each warpgroup reads all of dS^T after its product for dK.
 //
 // Order     The dQ of a query tile is summed over the key blocks visible to the tile, from the last
 //           keys to the first, or from the first to the last (BwdParams::first_keys_first). The sum
@@ -680,7 +680,7 @@ struct FusedSm90 {
     }
   }
 
-  // Returns P (dP - delta). weight: TIMES * P, negative if the weight is dropped; dP is then 0.
+  // Returns P (dP - delta). weight: TIMES * P, negative if it is dropped: dP then counts as 0.
   template <int TIMES>
   __device__ __forceinline__ float differentiate_marked(float weight, float dp, float delta) const {
     constexpr float BACK_FROM = 1.0f / TIMES;

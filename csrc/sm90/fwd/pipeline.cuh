@@ -112,9 +112,9 @@ struct FwdSm90Pipeline {
     return consumer() * 64 + warp_of_consumer() * 16;
   }
 
-  // Computes P of the last block, which is processed first. The next step adds its values. If the
-  // keys are a range, at most TAIL_N keys of the block exist and there are other blocks, adds these
-  // keys at once and continues with the block before.
+  // Computes P of the last block, which is processed first. The next step adds the block's values.
+  // If the keys are a range of several blocks, and at most TAIL_N keys of the last one exist, adds
+  // these keys at once and continues with the block before.
   __device__ __forceinline__ void first_step() {
     const StepBounds& bounds = own();
     smem.q_barriers.wait_for_data(queries);

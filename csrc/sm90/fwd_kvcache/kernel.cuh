@@ -2,8 +2,8 @@
 // of a query have the same bits as from the decode kernels.
 //
 // Block and pipeline are those of sm90/fwd/kernel.cuh, but a warp loads, one box per lane, and keys
-// are in ascending order. A multiprocessor has at most one block. O of a key block and of a group
-// is in registers; O of the tile in shared or, from PARKED_COLUMNS columns on, global memory.
+// are in ascending order. A multiprocessor has at most one block. Registers hold O of a key block
+// and of a group of them. Shared memory (global from PARKED_COLUMNS columns on) has O of the tile.
 #pragma once
 
 #include "ptx/registers.cuh"

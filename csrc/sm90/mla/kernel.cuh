@@ -248,7 +248,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
   }
 
   // Stores P of this consumer's tile, and its tops, for the other consumer. Zeroes the values of
-  // keys that do not exist.
+  // keys that are visible to no query.
   template <int PART>
   __device__ __forceinline__ void give_weights(const Weights& weights,
                                                const float (&top)[2]) const {
@@ -271,7 +271,7 @@ class LatentConsumer : LatentConsumerBase<Config> {
     top[1] = smem_.tops[tile][own_.row_of_block(1)];
   }
 
-  // Ends a group: adds the row sums of both consumers.
+  // Ends a group of key blocks: adds the row sums of both consumers.
   __device__ __forceinline__ void take_group(const DecodeCursor& at) {
     if (threadIdx.x % 4 == 0) {
       smem_.sums[own_.part][own_.row_of_block(0)] = part_.sum[0];

@@ -39,7 +39,7 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
   // Bytes per warp: P, tops and sums.
   static constexpr int WARP_SLOT_BYTES = STEPS * 32 * 16 + 8 * 16;
 
-  // Returns the panel of the block's own tile that is number i in the order in which S uses the
+  // Returns the panel of a block's own tile that is number i in the order in which S uses the
   // panels. The block's columns come first.
   __device__ __forceinline__ static int own_panel(int part, int i) {
     return Base::scores_panel(part, i);
@@ -177,8 +177,8 @@ class PairConsumer : LatentConsumerBase<Config> {
   }
 
  private:
-  // Returns the parity of the phase that fills the block's own tile of the key block that is
-  // `ahead` key blocks after this one.
+  // Returns the parity of the phase that fills the block's own tile of the key block `ahead` key
+  // blocks after the current one.
   __device__ __forceinline__ int parity(int ahead) const {
     return (number_ + ahead) / Config::OWN_TILES % 2;
   }
@@ -299,7 +299,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ uint32_t own_values() const {
     return shared_address(smem_.own[number_ % Config::OWN_TILES]);
   }
-  // Zeroes the values of keys that do not exist, in both tiles.
+  // Zeroes the values of keys that are visible to no query, in both tiles.
   template <int PART>
   __device__ __forceinline__ void clear_missing() const {
     if (!this->template lacks_keys<0>() && !this->template lacks_keys<1>()) return;

@@ -159,7 +159,7 @@ class Shape:
 
     @property
     def group(self) -> str:
-        """The group that is averaged together: `d64 causal`, `d64 full alibi`, `d64 cache`."""
+        """Group of shapes averaged together: `d64 causal`, `d64 full alibi`, `d64 cache`."""
         return f"{self._width} {'cache' if self.cached else self.pattern}"
 
     @property

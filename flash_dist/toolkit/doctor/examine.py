@@ -75,7 +75,7 @@ class Examination:
         return all(self.results)
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 0, 1 for findings, or 3 if GPUs should have been judged and none was."""
+        """Return 1 for findings, 3 if GPUs should have been judged but none was, else 0."""
         wanted = any(name in self.choice for name in GPU_CHECKS)
         checked = not wanted or any(map(self._is_of_gpu, self.results))
         return exit_code(self.results, checked_gpu=checked, strict=strict)

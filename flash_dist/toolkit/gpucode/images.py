@@ -60,7 +60,7 @@ class FatbinEntry:
     codec: Codec
     ptx_isa: Version | None  # of PTX; None for other code
     payload_offset: int
-    compressed_size: int  # bytes in the file, without padding
+    compressed_size: int  # bytes in the file; for an image in a stream, its share of the stream
     uncompressed_size: int
     section: str
     container: int  # number within the file

@@ -93,7 +93,7 @@ class Linker:
 
     platform: Platform
     program: Path | None = None  # the interpreter
-    loaded: tuple[Path, ...] = ()  # folders of libraries that the process has loaded: torch's
+    loaded: tuple[Path, ...] = ()  # folders of libraries that are loaded already: torch's, NVIDIA's
     library_path: tuple[Path, ...] = ()  # LD_LIBRARY_PATH
     cache: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     folders: tuple[Path, ...] = FOLDERS

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 120.0  # seconds
 
-_UNMAPPED = "failed to map segment from shared object"  # prefix of the loader's message
+_UNMAPPED = "failed to map segment from shared object"  # part of the loader's message
 _NO_MEMORY = ("std::bad_alloc", "Cannot allocate memory", "MemoryError")
 
 

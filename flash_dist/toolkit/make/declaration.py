@@ -396,7 +396,7 @@ def _require_floor(archset: ArchSet, axes: Axes, oldest_gpu: str) -> None:
 
 
 def _require_content(project: Project) -> None:
-    """Check that there is a file to compile, and that names are unique."""
+    """Check that there is something to compile, and that no file or name occurs twice."""
     if not (project.plain or project.table):
         message = f"{PLACE} names nothing to compile"
         hint = f'`[[tool.{TABLE}.sources]]` with `files = ["csrc/*.cu"]` names files of CUDA'

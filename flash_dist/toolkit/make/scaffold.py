@@ -82,10 +82,10 @@ def require_free(folder: Path) -> None:
 
 
 def require_new(name: str) -> None:
-    """Check that a name is neither installed here nor easily confused with an installed name.
+    """Check that no package of this name is installed here, and that no other name begins alike.
 
     Raises:
-        UsageError: The name is installed, or easily confused.
+        UsageError: The name is installed, or begins like that of an installed package.
     """
     package = package_of(name)
     if is_importable(package):

@@ -264,7 +264,7 @@ def write_references(path: Path, references: Iterable[Reference]) -> None:
 def merge_references(
     known: Iterable[Reference], recorded: Iterable[Reference]
 ) -> tuple[Reference, ...]:
-    """Merge references; a new one replaces a known one of equal GPU, setting, drivers, toolkit."""
+    """Merge references; a new one replaces one of the same GPU, setting, drivers and toolkit."""
 
     def key(reference: Reference) -> tuple[object, ...]:
         drivers = sorted({one.driver for one in reference.fingerprints})

@@ -62,7 +62,7 @@ class Arch:
 
     @property
     def dotted(self) -> str:
-        """The form of TORCH_CUDA_ARCH_LIST, which does not distinguish SASS from PTX: `9.0a`."""
+        """The form of TORCH_CUDA_ARCH_LIST without `+PTX`, so the same for SASS and PTX: `9.0a`."""
         return f"{self.major}.{self.minor}{self.suffix}"
 
     @property

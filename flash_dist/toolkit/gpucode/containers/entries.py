@@ -66,7 +66,7 @@ class Header(NamedTuple):
     name_offset: int
     name_size: int
     flags: int
-    key: int  # key of LTO-IR
+    key: int  # for LTO-IR; not used here
     uncompressed_size: int
 
     @property

@@ -88,7 +88,7 @@ def build_all(args: Sequence[str]) -> Builds:
 def toolkit_environ(archset: ArchSet, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a build.
 
-    CUDA_HOME is the toolkit that a variable names for the set's major CUDA version, if any does.
+    If a variable names a toolkit for the set's major CUDA version, CUDA_HOME is that toolkit.
     """
     home = environ.get(home_variable(archset.toolkit))
     return {**environ, "CUDA_HOME": home} if home else dict(environ)

@@ -123,7 +123,7 @@ def _choose(
 
 
 def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
-    """Reject targets that are too old for every kernel of the package; with `skip`, drop them."""
+    """Reject targets older than FLOOR; with `skip`, drop them unless no target would be left."""
     kept = tuple(arch for arch in archset.archs if arch.device >= FLOOR)
     if len(kept) == len(archset.archs):
         return archset

@@ -44,7 +44,7 @@ ROOT_PACKAGES = (
     *TARGETS["aarch64"].packages.split(),
 )
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MIN_MEMORY_DISK = 3 << 30  # bytes for the unpacked root: /dev/shm is four times as fast as a disk
+MIN_MEMORY_DISK = 3 << 30  # free bytes for a Debian root in /dev/shm, which is faster than a disk
 
 
 class ImageError(KernelsError):
@@ -99,7 +99,7 @@ def make_image(environ: Mapping[str, str]) -> None:
 
 
 def _fast_folder() -> str | None:
-    """Return a tmpfs with room for the root, or None. On a disk, dpkg's syncs would take longer."""
+    """Return a tmpfs with room for a Debian root, or None. On a disk, dpkg's syncs take longer."""
     folder = Path("/dev/shm")  # noqa: S108  # its contents lie in a fresh private folder
     if folder.is_dir() and shutil.disk_usage(folder).free > MIN_MEMORY_DISK:
         return str(folder)

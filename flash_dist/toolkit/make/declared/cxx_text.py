@@ -94,7 +94,7 @@ def _find_definition(code: str) -> Iterator[str]:
     if name is None:
         return
     rest = code[_end_of(code, name.end(), "(", ")") :]
-    if re.match(r"[^;{}(]*\{", rest):  # not `NAME(scale)(...)`, named by a macro
+    if re.match(r"[^;{}(]*\{", rest):  # excludes `NAME(scale)(...)`: a macro makes the name
         yield name[1]
 
 

@@ -72,7 +72,7 @@ def require_room(package: Path, sets: object) -> None:
 
 
 def require_modules(own: Mapping[str, Any], package: Path) -> None:
-    """Check that the modules and functions in the table exist in the package.
+    """Check that the modules and functions named in pyproject.toml exist in the package.
 
     Raises:
         DeclarationError: A module or function does not exist.

@@ -69,7 +69,7 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
 
 
 def verify(wheel: Path) -> None:
-    """Print the results of `verify` on a finished wheel; raise if it finds a problem."""
+    """Print the results of `verify` on a finished wheel; raise if one fails or there is none."""
     results = [result for result in verify_wheel(wheel).results if result.status != "skip"]
     if not results:
         message = f"`{wheel.name}` is not of this package, and nothing of it was verified"
