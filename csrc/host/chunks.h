@@ -72,7 +72,7 @@ class ChunkPlanner : PlanGrid {
   int64_t cost_of(const BwdPlan& plan) const {
     int64_t cost = 0;
     for (const BwdChunk& chunk : plan.chunks) {
-      if (chunk.unit_begin > 0 || chunk.member_begin > 0) continue;  // all units cost the same
+      if (chunk.unit_begin > 0 || chunk.member_begin > 0) continue;  // all heads cost the same
       cost +=
           cost_of(plan, chunk) * (units_ / chunk.units) * members(plan.group_split) / chunk.members;
     }

@@ -83,8 +83,8 @@ class SplitPlanner : PlanGrid {
 
   // True if waiting for the dQ semaphores takes longer than storing dS: the first query tile
   // attends to more than half of the key tiles. The blocks of these key tiles start with that query
-  // tile one after the other. With more than WAITING_ROUNDS waves only the first wave waits. At
-  // head_dim 64 storing dS takes 1.5 times as long, so waiting is cheaper.
+  // tile one after the other. With more than WAITING_ROUNDS waves only the first wave waits. Up to
+  // head_dim 64, waiting is always faster: storing dS takes 1.5 times as long.
   bool waits(const BwdPlan& plan) const {
     if (shape_.mask.kind != MaskKind::BAND || packed() || shape_.head_dim <= 64) return false;
     const int64_t all = blocks(units_, key_steps_) * plan.group_split;

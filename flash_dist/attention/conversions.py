@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Made = TypeVar("Made")
 
-VERSIONS_KEPT: Final = 8  # most results cached per object; each batch may rewrite the same tensor
+VERSIONS_KEPT: Final = 8  # most results cached per object; each new state of the object may add one
 MOST_HELD: Final = 1024  # most objects that are searched for the tensors of a mask_mod
 _GONE: Final = -1  # used instead of the version of a tensor that was freed
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Rough FLOP/s per multiprocessor: a third of an H200's peak in 16 bits, and a tenth of that third
 # in float32.
 _FLOPS_PER_SM: Final = {"bf16": 2.5e12, "fp16": 2.5e12, "fp32": 0.25e12}
-_TRY_OUT: Final = 0.5  # seconds to check a baseline, in addition to _PASSES forwards and backwards
+_TRY_OUT: Final = 0.5  # seconds to check a baseline, plus _PASSES forward and backward passes
 _PASSES: Final = 3
 _COMPILE: Final = {"flex": 12.0, "fa4": 20.0, "fa4-deterministic": 20.0}  # seconds per shape
 

@@ -18,8 +18,8 @@ Tensor = torch.Tensor
 ByStep = dict[int, slice]
 
 ROWS: Final = 128  # queries of which only the smallest first_key is exchanged
-# A range of keys begins at a multiple of this number, which the key blocks of most kernels divide.
-# So a kernel sums over the same key blocks as in a call with all keys.
+# A range of keys begins at a multiple of this number. The number is a multiple of most kernels' key
+# block sizes, so a kernel sums over the same key blocks as in a call with all keys.
 KEYS: Final = 384
 NEVER: Final = 1 << 52  # greater than any token; exact in a float, which `pad` takes
 
@@ -33,7 +33,7 @@ class Plan:
     groups: list[list[int]]  # steps whose keys are sent together; the same on every rank
     keys: ByStep  # keys of rank - s that queries of this rank attend to, for s > 0
     lent: ByStep  # keys of this rank that queries of rank + s attend to, for s > 0
-    smallest: Tensor | None  # of all ranks, see `find_smallest`; None without exchange
+    smallest: Tensor | None  # `find_smallest` of each rank, stacked; None without exchange
 
     @cached_property
     def rows(self) -> ByStep:

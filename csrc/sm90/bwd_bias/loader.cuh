@@ -132,8 +132,8 @@ struct BiasGradientLoader {
     for (int panel = 0; panel < COUNT; ++panel) {
       if (!has_place || panel > 0) wait_for_place();
       typename Config::Stage& stage = smem.stage[stages.stage];
-      // Completes when both boxes are in shared memory. Orders them, and for a visit's first stage
-      // the stores to its item, before the consumers' reads.
+      // The barrier completes when both boxes are in shared memory. It orders these copies, and for
+      // a visit's first stage also the stores to its item, before the consumers' reads.
       mbarrier_expect(full(), 2 * Tile::BYTES);
       load_panel(stage.queries, a, a_axes, rows, panel);
       load_panel(stage.keys, b, b_axes, keys, panel);

@@ -96,7 +96,7 @@ def make_scoring(problem: Problem) -> Scoring:
 
 
 def require_plain_scores(problem: Problem) -> None:
-    """Raise if a problem has a score modification, a bias or dropout.
+    """Raise if a problem has a score modification, a bias, sinks or dropout.
 
     Raises:
         CannotRun: The problem has one of these.

@@ -108,7 +108,7 @@ def _put_before_ask(torchs: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether flash, like cuDNN, supports these tensors: head_dim_v must equal head_dim."""
+    """Return whether flash supports tensors that cuDNN supports: head_dim_v must equal head_dim."""
     return query.shape[-1] == value.shape[-1]
 
 

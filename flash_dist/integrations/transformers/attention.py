@@ -105,7 +105,7 @@ def _choose(
     *,
     causal: bool,
 ) -> LayerMask:
-    """Return the layer's mask; convert the caller's own mask, or make one from the window."""
+    """Return the layer's mask; convert the caller's own, or make one from `window` and `causal`."""
     if isinstance(mask, LayerMask):
         return mask
     (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]

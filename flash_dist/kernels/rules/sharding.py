@@ -142,7 +142,7 @@ class Sharding(NamedTuple):
         return [Replicate() if dim is None else Shard(dim) for dim in chosen]
 
     def localize(self, name: str, value: Any, q: DTensor) -> object:  # noqa: ANN401 - any argument
-        """Return this rank's part of a tensor; return other arguments unchanged."""
+        """Return this rank's part of a tensor; return `mask` and non-tensors unchanged."""
         if not isinstance(value, torch.Tensor) or name in _LOCAL:
             return value
         from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415

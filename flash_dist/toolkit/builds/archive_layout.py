@@ -132,7 +132,7 @@ def _find_list(file: IO[bytes]) -> tuple[int, int, int]:
 
 
 def _read_list(file: IO[bytes], members: list[Member], problems: list[str]) -> int:
-    """Append to `members` and `problems`, and return the offset where the list starts."""
+    """Append to `members` and `problems`; return the offset of the archive's list of members."""
     damaged = _OddError("the list of members is damaged, or other bytes lie in it")
     start, end, count = _find_list(file)
     data, place = _read(file, start, end - start), 0

@@ -63,7 +63,7 @@ class LibraryLoading:
         if not library.siblings:
             return  # a conda package brings its own Python and C++ library
         data, names = library.fatbin.data, library.siblings
-        with suppress(FatbinError):  # damaged in parts that only the dynamic linker reads
+        with suppress(FatbinError):  # damage in parts that only the dynamic linker reads
             found = predict_member(library.name, data, names, self.host)
             self._members.setdefault(library.archive, []).append((library.name, found))
 
@@ -80,7 +80,7 @@ class LibraryLoading:
     def _predict_files(self) -> Iterator[tuple[str, Prediction]]:
         names = [path.name for path in self._files]
         for path in self._files:
-            with suppress(FatbinError):  # damaged in parts that only the dynamic linker reads
+            with suppress(FatbinError):  # damage in parts that only the dynamic linker reads
                 label = str(path)
                 yield label, predict_loading(path, self.host, label=label, siblings=names)
 

@@ -144,10 +144,10 @@ def parse_variable(text: str) -> tuple[str, str]:
 
 
 def require_fitting(args: argparse.Namespace) -> None:
-    """Reject an option that is useless because another option is given or missing.
+    """Reject an option that needs a missing one, has no effect with another, or conflicts with it.
 
     Raises:
-        UsageError: An option is useless. The message names both options.
+        UsageError: Two options do not fit together. The message names both.
     """
     given = {name for name, value in vars(args).items() if value}
     for name, hint in _ALONE.items():

@@ -29,8 +29,8 @@ _FEWEST_WORDS: Final = 3
 _OPEN: Final = "\0"  # replaces a variable part
 
 _SKIPPED: Final = {"findings", "make"}  # messages of other programs; modules in no wheel
-_FEWEST: Final = 9  # fewest letters of a sentence without its variable parts
-_SURE: Final = 24  # a sentence with at least this many letters may begin anywhere in a line
+_FEWEST: Final = 9  # fewest characters of a sentence without spaces and variable parts
+_SURE: Final = 24  # with at least this many characters, a sentence may begin anywhere in a line
 _LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces
 _LONGEST_NAME: Final = 40  # a variable part that begins a sentence has fewer characters
 _MOST_TRIES: Final = 200  # maximum places to try as the beginning of a sentence
@@ -48,7 +48,7 @@ OWN_SENTENCE: Final = Entry(
     "Change the value to one that the message allows. If it has a line `hint:`, do that first.",
 )
 
-_FEWEST_ALONE: Final = 12  # fewest letters if the text does not name the package
+_FEWEST_ALONE: Final = 12  # fewest characters if the text does not name the package
 _LONGEST_TEXT: Final = 200_000  # most characters without spaces; a longer log is cut at its start
 _SHOWN: Final = 3
 _LABEL: Final = re.compile(r"[\w)]:|(?:fail|warn|skip)\]")  # allowed before a sentence
@@ -83,7 +83,7 @@ class Sentence:
 
     @property
     def size(self) -> int:
-        """The number of letters of the fixed text."""
+        """The number of characters of the fixed texts, without spaces."""
         return sum(map(len, self.pieces))
 
     def stands_in(self, squeezed: str, starts: frozenset[int]) -> bool:
@@ -149,7 +149,7 @@ def _read_scope(scope: ast.AST, module: str, name: str) -> Iterator[Sentence]:
 
 
 def _walk(scope: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
-    """Return two lists: the nodes of a scope, except nodes inside texts, and its inner scopes."""
+    """Return the nodes of a scope without those inside texts, and the list of inner scopes."""
     nodes: list[ast.AST] = []
     inner: list[ast.AST] = []
     waiting = list(ast.iter_child_nodes(scope))
@@ -242,7 +242,7 @@ def find_own(pasted: str) -> tuple[Sentence, ...]:
     """Find this package's longest sentence in a text; several if they have the same rank.
 
     A sentence whose function a traceback names ranks before longer sentences. A sentence with few
-    fixed letters counts only if the text also names this package.
+    fixed characters counts only if the text also names this package.
     """
     if len(pasted.split()) < _FEWEST_WORDS:
         return ()

@@ -34,7 +34,7 @@ _SEQUENCE: Final = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
 _DOTS: Final = re.compile(r"\.{3,}")
-_EDGE: Final = " \t>|"  # at the ends of a line: indents, marks of cited text, frames
+_EDGE: Final = " \t>|"  # stripped from both ends of a line: indents, marks of cited text, frames
 _LONGEST_WORD: Final = 4000  # characters: no name is longer
 _QUOTES: Final = "`'\"\u00b4\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb"
 _FRAMES: Final = range(0x2500, 0x2580)
@@ -132,7 +132,7 @@ def squeeze(text: str) -> str:
 
 
 def _is_in_word(text: str, place: int) -> bool:
-    """Tell if a name continues here: torch is not torchvision, nor torch._C."""
+    """Tell if a name continues at a place, as `torch` does in `torchvision` and `torch._C`."""
     return re.match(r"\w|\.[a-z_]", text[place : place + 2]) is not None
 
 

@@ -219,7 +219,7 @@ def _check_images(
 
 
 def name_target(entry: FatbinEntry) -> str:
-    """Return an image's target, or its number if the file tells nothing else."""
+    """Return an image's target, or the number in its header if the target is unknown."""
     return str(entry.arch) if entry.arch else f"{entry.raw_number} (number)"
 
 

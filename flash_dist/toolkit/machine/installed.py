@@ -39,7 +39,7 @@ class Installed:
     differences: tuple[str, ...] = ()  # between manifest and library
     torch_min: str = ""
     torch_tested_max: str = ""
-    access_fix: str = ""  # the step for a file that this user may not read
+    access_fix: str = ""  # what to do about a file that this user may not read
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""

@@ -83,7 +83,7 @@ def _reasons(columns: Iterable[Sequence[int]], checks: Mapping[int, Json]) -> Ma
 
 
 def _kernel_cell(kernels: Iterable[Json]) -> Markup:
-    """Return the cell that says how a GPU gets a role's code; sizes that differ get own lines."""
+    """Return the cell that says how a GPU gets a role's code: one line for each way and target."""
     groups: dict[tuple[str, str], list[str]] = {}
     for kernel in kernels:
         size = name_sizes(AXES.read_key(kernel).sizes)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .case import Case
 
-LIMIT: Final = 1 << 30  # maximum bytes in total; an H200 and the set `all` need 700 MB
+LIMIT: Final = 1 << 30  # maximum bytes in the folder; an H200 with the arch set `all` needs 700 MB
 _UNREADABLE: Final = (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError)
 
 

@@ -58,7 +58,7 @@ class RanVariant:
 
 @dataclass(frozen=True)
 class CasePlan:
-    """A hash of all decisions on one case, and the kernels that it launched."""
+    """A hash of the library's decisions in one case, and the kernels that the case launched."""
 
     digest: str = ""  # empty on the CPU
     kernels: tuple[str, ...] = ()  # symbols in ascending order

@@ -278,7 +278,7 @@ def _needs_more(driver: Driver, origin: Origin) -> bool:
 
 
 def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:
-    """Judge PTX by its ISA, or by the toolkit that wrote it; None if the driver supports it."""
+    """Judge PTX by its ISA or toolkit; None if both are unknown or the driver supports it."""
     if origin.ptx_isa is None and origin.toolkit is None:
         return None
     name, cuda = _name_ptx(origin)

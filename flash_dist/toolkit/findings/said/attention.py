@@ -1,4 +1,4 @@
-"""Ids that explain attention messages: flash-attention, SageAttention, xformers, vLLM, torch.
+"""Entries that explain attention messages: flash-attention, SageAttention, xformers, vLLM, torch.
 
 Sources: the checks in flash-attention (2, 3 and its CuTe kernels), SageAttention, xformers, vLLM,
 FlashInfer and torch's scaled_dot_product_attention.

@@ -1,4 +1,4 @@
-"""Ids that explain messages of compilers and builds: nvcc, g++, the linker and Triton.
+"""Entries that explain messages of compilers and builds: nvcc, g++, the linker and Triton.
 
 Sources: torch.utils.cpp_extension and the setup.py of flash-attention and SageAttention; nvcc and
 the headers of CUDA and torch; Triton.

@@ -1,4 +1,4 @@
-"""Ids that explain calls that fail on the GPU: faults of kernels, of memory and of the hardware.
+"""Entries that explain calls that fail on the GPU: faults of kernels, memory and hardware.
 
 Sources: CUDA runtime API, "Data types" (cudaError), XID errors of NVIDIA's driver.
 """

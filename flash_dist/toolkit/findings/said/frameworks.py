@@ -1,4 +1,4 @@
-"""Ids that explain messages of torch, torch.compile, Triton, cuBLAS, cuDNN and NCCL.
+"""Entries that explain messages of torch, torch.compile, Triton, cuBLAS, cuDNN and NCCL.
 
 Sources: torch, Triton and the frontend of cuDNN (their error texts).
 """

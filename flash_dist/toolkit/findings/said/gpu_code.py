@@ -1,4 +1,4 @@
-"""Ids that explain messages about GPU code that does not run here.
+"""Entries that explain messages about GPU code that does not run here.
 
 Sources: CUDA runtime and driver API, "Data types" (error texts, names and numbers); xformers and
 CUTLASS (the texts that their stubs print).

@@ -1,4 +1,4 @@
-"""Ids that explain messages of pip, uv, conda and auditwheel.
+"""Entries that explain messages of pip, uv, conda and auditwheel.
 
 Sources: pip, uv and conda (their error texts); PEP 668; auditwheel.
 """

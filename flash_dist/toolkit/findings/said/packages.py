@@ -1,4 +1,4 @@
-"""Ids that explain messages about packages that are absent, or are not what a program needs.
+"""Entries that explain messages about packages that are absent, or are not what a program needs.
 
 Sources: transformers, flash-attention, Hugging Face kernels, bitsandbytes.
 """

@@ -1,4 +1,4 @@
-"""Ids that explain failures to start CUDA although the driver is installed.
+"""Entries that explain failures to start CUDA although the driver is installed.
 
 Doctor looks the entries up by the code that `cuInit` returned. Sources: CUDA driver API, "Data
 types" (CUresult); CUDA 12.9 release notes, "Known issues" (KASLR and HMM); Multi-Process Service

@@ -160,7 +160,7 @@ def make_entry(  # noqa: PLR0913 - four say where it is
 
 
 def describe_doubt(entry: FatbinEntry) -> str:
-    """Describe the unknown parts of an entry; empty if there are none."""
+    """Describe an entry with an unknown kind, codec or flag; empty for any other entry."""
     if "unknown" not in {entry.kind, entry.codec} and not entry.raw_flags & ~_KNOWN_FLAGS:
         return ""
     name = _NAMES.get(entry.raw_kind, "")

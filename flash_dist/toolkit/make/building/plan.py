@@ -1,7 +1,8 @@
 """Decides the arch set and CUDA toolkit of one wheel before anything is downloaded.
 
-The variable `NAMED` names a published set, TORCH_CUDA_ARCH_LIST lists targets. If neither is set,
-the wheel is for the GPUs that are visible here, or for the default set of pip if none is visible.
+The variable PACKAGE_ARCH_SET names a published set, TORCH_CUDA_ARCH_LIST lists targets. If neither
+is set, the wheel is for the GPUs that are visible here, or for the default set of pip if none is
+visible.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _MAKE: Final = "`nox -s keys -- ~/keys` makes a pair of keys"
 
 
 class KeyFileError(KernelsError):
-    """A key file that is not stored safely, or holds no key."""
+    """A key file cannot be read or made, or is not stored safely."""
 
 
 def require_outside(path: Path) -> Path:

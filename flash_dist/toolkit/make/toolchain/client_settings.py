@@ -67,7 +67,7 @@ def find_own_torch() -> tuple[str, Path] | None:
 
 
 def _ask_python(words: list[str]) -> str:
-    hiding = {"PYTHONPATH", "PYTHONNOUSERSITE"}  # variables with which pip hides its environment
+    hiding = {"PYTHONPATH", "PYTHONNOUSERSITE"}  # with these, pip hides its environment from builds
     environ = {name: value for name, value in os.environ.items() if name not in hiding}
     command = [sys.executable, *words]
     done = subprocess.run(

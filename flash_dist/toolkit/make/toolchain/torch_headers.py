@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LOCK = Path(__file__).resolve().with_name("torch_headers.toml")
 FOLDER = "torch-headers"  # in the build folder
 PREFIX = "torch/include/"
-# Headers that bindings on the stable ABI may include.
+# Bindings on the stable ABI may include the headers in these folders.
 STABLE = tuple(
     f"{PREFIX}torch/{folder}/"
     for folder in ("csrc/stable", "headeronly", "csrc/inductor/aoti_torch/c")
