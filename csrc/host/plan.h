@@ -112,7 +112,7 @@ struct BwdChunk {
   bool dq_first, dq_last;     // first and last key chunk of these queries
   int member_begin, members;  // query heads, counted from the first head of a group split
   int query_begin, query_end;
-  bool sums_first, sums_last;  // first and last query chunk of these keys
+  bool sums_first, sums_last;  // first query chunk of these keys; last one, if query_split is 1
   SumRows sum_rows;
   int64_t dq_accum;  // element of dq_accum at which these queries start
 };

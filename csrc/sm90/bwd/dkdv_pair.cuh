@@ -215,8 +215,8 @@ struct DkdvOfPair {
     wait_for_peer(slots);
   }
 
-  // Computes the first product of a stage and, from of_before, the second product of the previous
-  // stage. Advances `stages` and returns the mask's code of the next stage.
+  // Computes the first product of a stage, and the second product of the previous stage, whose
+  // fragments are `of_before`. Advances `stages` and returns the mask's code of the next stage.
   __device__ __forceinline__ int go_on(Sum& sum, Scores& x, Fragments& of_before, Fragments& now,
                                        Fragments& products, Stages& stages, Slots& slots,
                                        int code) const {
