@@ -201,7 +201,7 @@ struct Scores {
   MaybeTensor alibi_slopes;  // [num_heads_q] or [batch, num_heads_q]
   MaybeTensor sinks;         // [num_heads_q]
   // [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k]. With packed documents the batch
-  // axis is 1, and the other axes have the longest lengths.
+  // axis is 1, and seqlen_q and seqlen_k are the longest lengths.
   MaybeTensor bias;
 };
 

@@ -80,8 +80,8 @@ __device__ __forceinline__ int64_t first_sum_row(const BwdParams& p, const DkdvB
          block.query_split * p.stripe_rows;
 }
 
-// True if the block writes fp32 sums instead of dK and dV, because there are other group splits or
-// later query chunks.
+// True if the block writes fp32 sums instead of dK and dV, because there are other group splits,
+// other query splits or later query chunks.
 __device__ __forceinline__ bool keeps_sums(const BwdParams& p) {
   return p.group_split > 1 || !p.sums_last;
 }

@@ -273,7 +273,7 @@ struct BiasGradientDropoutParams : BiasGradientParams {
 // Arguments of a launch of a bias gradient kernel.
 struct BiasGradientCall : BiasGradientDropoutParams {
   // Output of kernels that round the sums to the dtype of q (flash_dist_rounds_bias_gradient);
-  // null: the output is the fp32 sums in parts.
+  // null: the output is the fp32 sums in `parts`.
   void* rounded;
   int sm_count;  // multiprocessors of the device; filled in at the call
 };

@@ -16,7 +16,7 @@ namespace flash_dist {
 struct BwdOptions {
   int64_t budget;       // bytes of workspace; -1: the current FLASH_DIST_WORKSPACE_MB
   int batch_invariant;  // 0 or 1
-  // MaskParams::key_slots in host memory; null: unknown, dS is stored only for bands
+  // MaskParams::key_slots in host memory; null: unknown, so dS is stored only for bands
   const int* key_slots;
   DropoutParams dropout = {};  // same as in the forward
 };

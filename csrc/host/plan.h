@@ -70,7 +70,7 @@
 
 namespace flash_dist {
 
-// The compiled columns of a kernel: of q and k, and of v and out.
+// The compiled size of a kernel: the columns of q and k, and those of v and out.
 struct KernelSize {
   int head_dim, head_dim_v;
 };
@@ -82,7 +82,7 @@ bool may_store_ds(bool has_dq_gemm, int64_t budget, bool batch_invariant);
 struct BwdShape {
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: longest seqlen_q, seqlen_k
   int total_q;                                         // packed: number of tokens, else -1
-  int head_dim, head_dim_v;                            // columns of the compiled dK/dV kernel
+  int head_dim, head_dim_v;                            // compiled size of the dK/dV kernel
   int columns_v;                                       // columns of v without padding
   bool aligned;     // queries cannot be cut: ALiBi, bias and dropout depend on a query's position
   bool normalizes;  // fp32: the kernel that recomputes dQ runs first and computes the normalizers
@@ -112,7 +112,7 @@ struct BwdChunk {
   bool dq_first, dq_last;     // first and last key chunk of these queries
   int member_begin, members;  // query heads, counted from the first head of a group split
   int query_begin, query_end;
-  bool sums_first, sums_last;  // first and last query chunk of these keys
+  bool sums_first, sums_last;  // first query chunk of these keys; last one, if query_split is 1
   SumRows sum_rows;
   int64_t dq_accum;  // element of dq_accum at which these queries start
 };
@@ -127,7 +127,7 @@ struct BwdStep {
 struct BwdPlan {
   bool whole = false;             // one kernel computes dK, dV and dQ, one unit per block
   bool fused = false;             // not whole: one kernel computes dK, dV and dQ
-  bool spill = false;             // not fused: dQ = stored dS @ K; false: S and dP are recomputed
+  bool spill = false;             // unless fused: dQ = stored dS @ K; if false, dS is recomputed
   int group_split = 1;            // blocks that share the query heads of one kv head
   int query_split = 1;            // fused: blocks that share the queries of each group split
   bool first_keys_first = false;  // fused: sum dQ from the first keys to the last

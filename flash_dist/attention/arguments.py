@@ -215,7 +215,7 @@ def _drop_group(x: Tensor, tokens: int) -> Tensor:
 
 
 def check_addresses(names: Sequence[str], *tensors: Tensor) -> None:
-    """Raise ValueError if a GPU tensor's address is not a multiple of 16 bytes."""
+    """Raise ValueError if the address of a tensor is not a multiple of 16 bytes."""
     for name, x in zip(names, tensors, strict=True):
         address = find_address(x)
         if address % ALIGNMENT:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
-Result = Tensor | Any  # Any stands for a tuple, for calls whose flags are not literals
+Result = Tensor | Any  # result if the flags are not literals; Any stands for the tuples
 P = ParamSpec("P")
 
 # Types of flags in signatures. For type checkers, a signature describes the calls that return only

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _warned: Final[set[int]] = set()  # indices of the GPUs that have been warned about
 
-ROLE: Final = "fwd"  # role of the forward; the audit checks that its targets have all kernels
+ROLE: Final = "fwd"  # role of the forward, which is checked unless a caller names another role
 LARGE_FLOOR: Final = Device(8, 0)  # least compute capability for head_dim above GENERAL_HEAD_DIM
 DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 

@@ -262,7 +262,7 @@ class DocumentAttention(torch.autograd.Function):
                     dq.select(plan.rows[step]).add_(one[0])
                 del one
             _add(sums, lent, plan.lent)
-        _add(sums, coming.wait()[1], plan.lent)  # of the last group
+        _add(sums, coming.wait()[1], plan.lent)  # gradients of the last group
         return dq.round(), *(x.round() for x in sums), None
 
 

@@ -96,7 +96,7 @@ class Case(_Shape):
 
 @dataclass(frozen=True, order=True)
 class Kernels:
-    """A compiled size of the kernels, which also compute smaller head_dims."""
+    """A dtype and a compiled size of kernels, which also compute smaller head_dims."""
 
     dtype: str
     head_dim: int
@@ -104,19 +104,19 @@ class Kernels:
 
     @property
     def is_usual(self) -> bool:
-        """True for sizes that most models use: these run every shape, other sizes only a few."""
+        """True for kernels that most models use: they run every shape, others only a few."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
 
     @property
     def reads_caches(self) -> bool:
-        """True if kernels of this size can read keys from a cache."""
+        """True if kernels of this dtype and size can read keys from a cache."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _CACHED_SIZES
 
     @property
     def drops(self) -> bool:
-        """True if there are kernels of this size with dropout."""
+        """True if there are kernels of this dtype and size with dropout."""
         return self.head_dim <= MOST_COLUMNS and self.dtype != "ieee32"
 
     @property

@@ -141,7 +141,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
       std::conditional_t<BIAS_IN_BOXES, DkdvBiasSm90Params,
                          std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>>>;
   static constexpr bool SHARES_QUERIES = true;
-  static constexpr int CONSUMERS = 2;  // warpgroups; a list's entry has a mask code for each
+  static constexpr int CONSUMERS = 2;  // warpgroups, one per mask code of a tile list's entry
   static constexpr int BLOCK_M = MASK_TILE;
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;

@@ -39,8 +39,8 @@ struct DkdvOfPair {
   static constexpr bool IS_SCORES = ROLE == PairRole::SCORES;
   static constexpr int PEER = IS_SCORES ? 1 : 0;
   static constexpr int PIECES = BLOCK_M / 16;  // pieces of 512 bytes that a warp sends
-  // COLUMNS: those of the first product's operands (K and Q, or V and dO). SUM_COLUMNS: those of
-  // the sum (dV or dK).
+  // COLUMNS: columns of the first product's operands (K and Q, or V and dO). SUM_COLUMNS: columns
+  // of the sum (dV or dK).
   static constexpr int COLUMNS = IS_SCORES ? Config::HEAD_DIM : Config::HEAD_DIM_V;
   static constexpr int SUM_COLUMNS = IS_SCORES ? Config::HEAD_DIM_V : Config::HEAD_DIM;
   static constexpr int PANELS = KTile::count(COLUMNS);
@@ -215,8 +215,8 @@ struct DkdvOfPair {
     wait_for_peer(slots);
   }
 
-  // Computes the first product of a stage and, from of_before, the second product of the previous
-  // stage. Advances `stages` and returns the mask's code of the next stage.
+  // Computes the first product of a stage, and the second product of the previous stage, whose
+  // fragments are `of_before`. Advances `stages` and returns the mask's code of the next stage.
   __device__ __forceinline__ int go_on(Sum& sum, Scores& x, Fragments& of_before, Fragments& now,
                                        Fragments& products, Stages& stages, Slots& slots,
                                        int code) const {

@@ -113,8 +113,8 @@ struct FwdSm90Consumer {
     }
     pipeline.finish();
     if constexpr (Tiles::FINDS_MAX_LOGIT) {
-      // Atomics on one address are serialized, so a warp skips its atomic if another warp has
-      // raised max_logit above the warp's largest score. NOTE: the comparison is false for NaN.
+      // Atomics on one address are serialized, so a warp skips its atomic if max_logit is known to
+      // be at least the warp's largest score. NOTE: the comparison is false for NaN.
       const float own = pipeline.largest() * params.p.softmax_scale;
       if (__any_sync(0xffffffffu, !(own * LOG2_E <= fragments.bound))) {
         raise_max_logit<typename Tiles::Target>(pipeline.max_logit(), own);

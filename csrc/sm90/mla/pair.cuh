@@ -39,8 +39,8 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
   // Bytes per warp: P, tops and sums.
   static constexpr int WARP_SLOT_BYTES = STEPS * 32 * 16 + 8 * 16;
 
-  // Returns the panel of a block's own tile that is number i in the order in which S uses the
-  // panels. The block's columns come first.
+  // Returns the index of the i-th panel of the own tile in the order in which S uses the panels.
+  // Panels with the block's columns come first.
   __device__ __forceinline__ static int own_panel(int part, int i) {
     return Base::scores_panel(part, i);
   }

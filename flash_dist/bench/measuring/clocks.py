@@ -118,7 +118,7 @@ class GpuClock:
                 run()
 
         def replay(kept: Run = run) -> None:
-            del kept  # only keeps the run's tensors alive with the graph
+            del kept  # the default keeps the run's tensors alive as long as the graph
             graph.replay()
 
         return replay

@@ -78,4 +78,4 @@ def _read_keys(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor | Block
     visible = None if is_unread(mask) else read_mask(view, shape, source=mask)
     if visible is None:
         return view
-    return visible if isinstance(visible, BlockMask) else None  # all keys are visible
+    return visible if isinstance(visible, BlockMask) else None  # None: all keys are visible

@@ -1,4 +1,4 @@
-"""Errors for requests that no kernel supports; they name the module."""
+"""Errors for requests that no kernel supports."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _check_contents(path: Path) -> tuple[CheckResult, ...]:
 
 
 def _check_conda(path: Path) -> tuple[CheckResult, ...]:
-    """Check a conda package's own list of files, then the wheel inside."""
+    """Check a conda package, then the wheel inside."""
     try:
         with open_conda(path) as package:
             paths = replace(check_paths(package), name="paths")

@@ -59,7 +59,7 @@ FREE_THREADED = "free-threaded"  # a Python without the GIL
 
 @dataclass(frozen=True)
 class CheckChoice:
-    """A choice of doctor's checks: all, some by name, or all except some."""
+    """The chosen checks of doctor (all, some by name, or all except some) and the chosen GPUs."""
 
     only: frozenset[str] = frozenset()  # names of checks; empty: all
     skip: frozenset[str] = frozenset()

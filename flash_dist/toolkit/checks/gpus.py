@@ -139,7 +139,7 @@ def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> Check
 
 
 def check_any_gpu(environment: Environment) -> CheckResult:
-    """Report that there is no GPU, so that nothing could be tested."""
+    """Report that there is no GPU, so nothing could be tested."""
     cuda = environment.cuda
     reason = cuda.reason if cuda.status == "ok" else ""  # else the driver check reports it
     summary = "no GPU was found, so nothing could be tested" + (f" ({reason})" if reason else "")

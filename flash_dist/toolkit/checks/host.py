@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _MISMATCH = 803  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
 _COMPAT_REFUSED = 804  # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
-# CUDA error codes that do not name the cause (None: no code), which the host may show.
+# CUDA error codes that do not name the cause, so the host is examined for it. None: no code.
 _UNSURE = {None, 3, 100, 101, 304, _MISMATCH, _COMPAT_REFUSED, 999}
 _SHOWN_FILES = 4
 

@@ -88,7 +88,7 @@ def _prefer_another(environment: Environment, result: CheckResult) -> CheckResul
 
 
 def require_torch(torch: Torch, oldest: str = "") -> CheckResult:
-    """Say that a selftest did not run because torch is absent or broken."""
+    """Say that a selftest did not run because torch is absent, broken or shadowed."""
     summary = f"not run: {torch.reason}"
     fix = torch.advise(oldest)
     return CheckResult("fail", summary, fix=fix, entry=TORCH_PROBLEMS[torch.status])

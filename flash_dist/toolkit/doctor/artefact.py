@@ -47,7 +47,7 @@ class Artefact:
 
 @contextmanager
 def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iterator[Artefact]:
-    """Provide the path of an artefact; delete what was downloaded for it after the block.
+    """Provide the path of an artefact; after the block, delete what was downloaded for it.
 
     Args:
         place: A path, an address of a file or of an index page, or an install line for pip or uv.

@@ -22,7 +22,7 @@ _REFERENCE: Final = re.compile(r"(?:\bexplain |\bid: |\.html#)([a-z]+(?:-[a-z]+)
 _CLOSE: Final = 0.6  # least similarity of a suggested id, or of a suggested message's words
 _FEWEST_WORDS: Final = 2
 _LONGEST_MESSAGE: Final = 60  # words; a log has more
-_LONGEST_ELIDED: Final = 1000  # most characters of a text that quotes with `...`
+_LONGEST_ELIDED: Final = 1000  # maximum characters of a text that quotes with `...`
 _OFFERED: Final = 3
 _OWN_FILE: Final = f"{__name__.partition('.')[0]}/"
 

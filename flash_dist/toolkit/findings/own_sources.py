@@ -48,8 +48,8 @@ OWN_SENTENCE: Final = Entry(
     "Change the value to one that the message allows. If it has a line `hint:`, do that first.",
 )
 
-_FEWEST_ALONE: Final = 12  # fewest characters if the text does not name the package
-_LONGEST_TEXT: Final = 200_000  # most characters without spaces; a longer log is cut at its start
+_FEWEST_ALONE: Final = 12  # fewest letters if the text does not name the package
+_LONGEST_TEXT: Final = 200_000  # maximum length without spaces; a longer log is cut at its start
 _SHOWN: Final = 3
 _LABEL: Final = re.compile(r"[\w)]:|(?:fail|warn|skip)\]")  # allowed before a sentence
 _LONGEST_LABEL: Final = 120
@@ -190,7 +190,7 @@ def _read_part(part: ast.expr) -> str:
 
 
 def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:
-    """Map each text that a call passes, directly or by name, to the error, hint and finding.
+    """Map each text that a call passes, directly or by name, to the call's error, hint and finding.
 
     The keys are `id(node)` of the texts. A name stands for every value that was assigned to it
     since the previous error was raised.

@@ -56,7 +56,7 @@ class Choice:
 
     level: Level = "targets"
     kernel: str = ""  # part of a kernel's name, mangled or not
-    target: Arch | Device | None = None  # None: all; GPU 9.0: all targets numbered 90
+    target: Arch | Device | None = None  # None: all; Device(9, 0): all targets numbered 90
     checked: bool = False  # compare every image with its header
 
     def takes(self, arch: Arch | None) -> bool:

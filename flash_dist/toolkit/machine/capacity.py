@@ -65,7 +65,7 @@ def _find_groups(root: Path, controller: str) -> Iterator[Path]:
             continue
         top = root / _GROUPS / (controller if controllers else "")
         inside = PurePosixPath(path).relative_to("/")
-        if ".." not in inside.parts:  # else the group is outside of this namespace
+        if ".." not in inside.parts:  # else the group is outside of this cgroup namespace
             yield from (top / one for one in (inside, *inside.parents) if one.parts)
         yield top
 

@@ -93,7 +93,7 @@ class Host:
     module_release: str = ""  # release of the kernel module, from /proc
     module_gpus: int = 0  # GPUs of the kernel module, also if hidden from a container
     device_files: tuple[DeviceFile, ...] = ()
-    dxg: bool = False  # WSL's device for GPUs
+    dxg: bool = False  # whether WSL's device for GPUs exists
     cache: JitCache | None = None
     nvml: Nvml = field(default_factory=lambda: Nvml("absent", reason="not asked"))
 

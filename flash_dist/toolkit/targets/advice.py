@@ -207,7 +207,7 @@ def unsupported_sentence(
 
 
 def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
-    """Return the step that serves these GPUs: install an arch set, or build a list of targets."""
+    """Return the step to take for these GPUs: install an arch set, or build a list of targets."""
     devices = _servable(devices, build.floor)
     serving = sets_for(devices, build.archsets)
     if serving:

@@ -42,7 +42,8 @@ def write_channel(out: Path, artefacts: Sequence[Artefact], *, epoch: str) -> li
         The paths of the packages.
 
     Raises:
-        KernelsError: A wheel fails `verify`, or its package is wrong.
+        KernelsError: `epoch` is invalid, a wheel fails `verify`, or a package is wrong or would
+            be written twice.
     """
     moment = _read_epoch(epoch)
     work = out.with_name(f"{out.name}.part")

@@ -85,7 +85,7 @@ def _find_in_block(code: str) -> Iterator[str]:
 
 
 def _find_definition(code: str) -> Iterator[str]:
-    """Yield the function name at the start of a text, if it is a kernel with a body."""
+    """Yield the function name at the start of a text, if it is a non-static kernel with a body."""
     head = re.split(r"[;{}]", code, maxsplit=1)[0]
     if "__global__" not in head or re.search(r"\bstatic\b", head):
         return
