@@ -70,7 +70,7 @@ def walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], No
 
 
 def find_running(dist: Path) -> dict[int, str]:
-    """Return other processes that belong to a release into a folder: command lines by PID."""
+    """Return the other processes of a release that writes to `dist`: command lines by PID."""
     mark = os.fsencode(f"{MARK}={dist.resolve()}")
     running = {}
     for process in Path("/proc").glob("[0-9]*"):
