@@ -71,8 +71,8 @@ struct Sequence {
   }
 };
 
-// Returns the index of a query head's first element in lse: [batch, num_heads_q, seqlen_q], packed
-// [num_heads_q, total_q].
+// Returns the index in lse of query 0 of a query head. lse is [batch, num_heads_q, seqlen_q], or
+// packed [num_heads_q, total_q], where q0 is the first token of the document.
 template <class Params>
 __device__ __forceinline__ int64_t lse_begin(const Params& p, int batch, int head, int q0) {
   if (p.packing.cu_seqlens_q != nullptr) return static_cast<int64_t>(head) * p.total_q + q0;

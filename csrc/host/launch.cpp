@@ -309,8 +309,8 @@ class Backward {
     return !dkdv_.variant->specific || fused_.variant->values == dkdv_.variant->values;
   }
 
-  // Plans the kernel for short sequences if it supports the call; else the fused kernel, unless
-  // storing dS is faster.
+  // Plans the kernel for short sequences if it supports the call; else the fused kernel, if there
+  // is one and storing dS is not faster; else separate kernels for dK/dV and dQ.
   BwdPlan make_plan(const int* key_slots) {
     if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, key_slots));
     const BwdPlan fused = has_fused() ? plan_fused(key_slots) : BwdPlan{};

@@ -1,5 +1,5 @@
-// Adds entries to the record of plans before the launches of each call (native/recording.h).
-// Decisions that only affect speed are left out: block order, tickets, number of combining blocks.
+// Adds entries to the record of plans before the launches of each call (native/recording.h). Block
+// order, tile scheduler and number of combining blocks are left out: they only affect speed.
 #pragma once
 
 #include "core/decode.h"

@@ -321,7 +321,7 @@ def _read_sides(window_size: object) -> tuple[int, int] | None:
 def read_whole(value: object) -> int | None:
     """Return an integer of Python, NumPy or a one-element tensor as an int; None for other values.
 
-    A SymInt is returned unchanged. Reading a tensor on a GPU waits.
+    A SymInt is returned unchanged. Reading a tensor on a GPU waits for the GPU.
     """
     if isinstance(value, torch.Tensor):
         if value.is_nested or value.is_meta or value.numel() != 1 or value.dtype not in _WHOLE:

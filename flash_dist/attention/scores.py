@@ -35,7 +35,7 @@ def choose_scores(
     others: Mapping[str, Any],
     cu_seqlens_q: Tensor | None = None,
 ) -> Scores | None:
-    """Check the score modifications of a call; return them, or None if there are none.
+    """Check softcap, slopes and sinks of a call; return them, or None if there are none.
 
     Args:
         q: Checked queries.

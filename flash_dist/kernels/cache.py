@@ -1,8 +1,8 @@
 """The operators on a cache of keys and values: `decode` and `append`.
 
 csrc/binding/decode.cpp declares them and their CUDA kernels; cache_cpu.py has the CPU kernels. The
-operators have no autograd formula: calls here have no gradients. `decode_no_lse` is `decode` with
-few arguments and without lse, which is cheaper in eager mode.
+operators have no autograd formula: calls here have no gradients. `decode_no_lse` is `decode`
+without lse and without rarely used arguments, which is cheaper in eager mode.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Scores(NamedTuple):
     bias: Tensor | None = None
 
     def of_entry(self, i: int) -> Scores:
-        """Return the modifications for batch entry i."""
+        """Return the modifications for batch entry i; there must be no bias."""
         slopes = self.alibi_slopes
         if slopes is not None and slopes.dim() > 1:
             slopes = slopes[i : i + 1]

@@ -22,7 +22,7 @@ MAX_LOGIT = "max_logit"
 
 _LSE_TOLERANCE = 1e-4  # for float32 sums of up to a few thousand terms; scores have smaller errors
 _SINGLE = 1e-4  # tolerance for float32 inputs, relative to the largest value
-_FLOOR = 1e-5  # lower bound, for cases where half precision happens to be exact
+_FLOOR = 1e-5  # added to a tolerance, because half precision may happen to be exact
 _MARGIN = 2.0  # factor on the error of plain half precision
 
 

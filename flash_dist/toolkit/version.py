@@ -15,5 +15,5 @@ def read_version() -> str:
     """Return the version, such as `0.1.0+cu130.hopper`; `0+unbuilt` when running from source."""
     try:
         return load_manifest().package_version
-    except ManifestError:
-        return UNBUILT if PACKAGE.is_dir() else metadata.version(PACKAGE.name)  # in a zipapp
+    except ManifestError:  # in a zipapp, PACKAGE is not a folder
+        return UNBUILT if PACKAGE.is_dir() else metadata.version(PACKAGE.name)

@@ -15,7 +15,7 @@ namespace flash_dist {
 // The work tile of a block, shared by its threads.
 template <int BLOCK_M, int BLOCK_N>
 struct FwdWork {
-  const uint16_t *k, *v;  // first key of the sequence
+  const uint16_t *k, *v;  // first key and value of the sequence
   int row0;               // first query of the block
   MaskPlace place;
   RowSpan keys;  // the result of Mask::keys_that_exist()

@@ -26,7 +26,7 @@ BACKENDS: Final = {
 
 
 def make_sdpa(name: str, problem: Problem) -> Attend:
-    """Return attention with one backend of SDPA, on inputs [batch, seqlen, heads, head_dim].
+    """Return attention with one backend of SDPA, on inputs with the axes of `Problem`.
 
     Raises:
         CannotRun: The backend does not support the problem.

@@ -246,7 +246,7 @@ def lay_out(made: Tensor, like: Tensor) -> Tensor:
 
 
 def _make_unused(query: Tensor) -> Triple:
-    """Return rng_state, unused and debug_attn_mask, which nothing reads without dropout."""
+    """Return `rng_state`, `unused` and `debug_attn_mask`, which nothing reads without dropout."""
     state = torch.empty(2, dtype=torch.uint64, device=query.device)
     return state, state.new_empty(()), query.new_empty(0)
 

@@ -95,7 +95,7 @@ def refuse_dtype(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
 def refuse_shape(
     module: torch.nn.Module, name: str, got: torch.Size, wanted: tuple[int, int, int, int]
 ) -> NoReturn:
-    """Raise ValueError for a mask or bias that was made for other numbers of queries or keys."""
+    """Raise ValueError for a mask or bias that was made for scores of another shape."""
     message = (
         f"the {name} of {type(module).__name__} must broadcast to [batch, num_heads_q, "
         f"seqlen_q, seqlen_k], {list(wanted)}, and show no key behind these, got shape {list(got)}"

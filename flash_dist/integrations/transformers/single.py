@@ -89,8 +89,8 @@ def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
         return False
     if is_transformed() or concerns_autograd(q, k, v):
         return False
-    if q.shape[-1] % HEAD_DIM_STEP or v.shape[-1] % HEAD_DIM_STEP:  # padding copies the cache
-        return False
+    if q.shape[-1] % HEAD_DIM_STEP or v.shape[-1] % HEAD_DIM_STEP:
+        return False  # needs a padded copy of the cache
     if sinks is not None and sinks.requires_grad and torch.is_grad_enabled():
         return False
     return kind == "cpu" or q.dtype in CUDA_DTYPES
@@ -175,7 +175,7 @@ def _split(interval: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pack(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
-    """Return cu_seqlens of queries and keys. Each interval and each gap is a sequence of keys."""
+    """Return cu_seqlens of queries and keys. Keys between intervals form a sequence, too."""
     rows = interval.view(-1, 2).repeat_interleave(heads_kv, 0)
     numbers = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device).unsqueeze(1)
     queries = torch.cat([numbers, numbers + 1], 1)

@@ -84,7 +84,7 @@ class Sharding(NamedTuple):
         """Return one sharding for q, k and v; a replicated tensor gets the sharding of the others.
 
         Raises:
-            TypeError: One of the three is no DTensor.
+            TypeError: One of the three is not a DTensor.
             ValueError: A tensor is on another mesh or is sharded along an unsupported dimension,
                 the tensors are sharded differently, or the heads of k and v cannot be divided.
         """

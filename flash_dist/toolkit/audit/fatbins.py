@@ -260,7 +260,10 @@ def _is_called(names: Iterable[str], pattern: re.Pattern[str]) -> bool:
 
 
 def _name_fatbins(inspection: Inspection) -> dict[int, tuple[str, ...]]:
-    """Return the names of each fatbin: its source files and kernels, or else its number."""
+    """Return the names of each fatbin: its source files and kernels, or else its number.
+
+    Fatbins that nothing registers have one common name.
+    """
     names: dict[int, dict[str, None]] = {}
     for entry in inspection.report.entries:
         names.setdefault(entry.container, {})

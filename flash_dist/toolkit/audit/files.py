@@ -38,6 +38,8 @@ def find_foreign_names(
 ) -> Iterator[str]:
     """Describe files of a wheel that its manifest does not list, and listed files that are absent.
 
+    Also describe folders without a file, and modules with the name of a folder.
+
     Args:
         names: Names of files and folders. The name of a folder ends with a slash.
         manifest: The wheel's `_build.json`.

@@ -175,7 +175,7 @@ def _absent_kernels(kernels: Sequence[str], inspections: Sequence[Inspection]) -
 
 
 def find_losses(baseline: Sequence[Inspection], inspections: Sequence[Inspection]) -> list[str]:
-    """Name the targets and kernels of an older release that this release lacks."""
+    """Name the libraries, targets and kernels of an older release that this release lacks."""
     changes = find_differences(baseline, inspections).changes
     gone = [change for change in changes if change.after is None and change.before]
     lost = [

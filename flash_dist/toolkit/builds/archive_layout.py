@@ -1,8 +1,8 @@
 """Finds parts of zip and tar archives that two programs may read differently.
 
 An installer reads the list at the end of a zip archive; other programs read the header before each
-member, or search for such a header. If list and headers differ, or bytes belong to no member, two
-programs may find different files. Our builds never write such archives. Source: PKWARE,
+member, or search for such a header. If the list differs from the headers, or bytes belong to no
+member, two programs may find different files. Our builds never write such archives. Source: PKWARE,
 "APPNOTE.TXT".
 
 This module also checks the tar headers that extraction programs act on but our own reader ignores:

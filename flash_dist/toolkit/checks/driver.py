@@ -56,7 +56,7 @@ def check_variables(environment: Environment) -> CheckResult:
     if environment.variables.get(SMEM_VARIABLE):
         summary = f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used"
         return CheckResult("warn", summary, shown, f"`unset {SMEM_VARIABLE}`", ids.SMEM_LIMIT)
-    # If NVML lists the GPUs, `check_visible` reports those that the variable hides.
+    # If NVML lists the GPUs, `check_visible` reports those that CUDA_VISIBLE_DEVICES hides.
     told = environment.host is not None and environment.host.nvml.gpus
     if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None and not told:
         visible = environment.variables["CUDA_VISIBLE_DEVICES"]
@@ -76,7 +76,7 @@ def check_neutral(environment: Environment) -> CheckResult | None:
 
 
 def _shorten(value: str) -> str:
-    """Shorten values that name dozens of folders; `--json` shows them in full."""
+    """Shorten a long value, such as a list of folders; `--json` shows it in full."""
     return value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
 
 

@@ -267,7 +267,7 @@ def warn_unread(unread: Iterable[Unread]) -> None:
 class Lazily(list[Any]):
     """A list for JSON that makes its items on iteration, one at a time.
 
-    NOTE: encode with iterencode and an indent; the C encoder would read the items themselves.
+    NOTE: encode with iterencode and an indent; the C encoder would read the makers instead.
     """
 
     def __init__(self, makers: Iterable[Callable[[], Any]]) -> None:

@@ -175,7 +175,7 @@ def _name_writer(data: dict[str, Any]) -> str:
 
 
 def _require_version(data: dict[str, Any], by: str) -> None:
-    """Reject a record in a later format; the message names the version that wrote it."""
+    """Reject a record whose format has an invalid or later version number."""
     version = data.pop("version", None)
     if type(version) is not int or version < 1:
         message = f"`version` must be {VERSION}"

@@ -185,7 +185,7 @@ def is_driver_part(name: str) -> bool:
 
 
 def missing_driver(file: str, missing: Missing) -> Finding:
-    """Return the finding that a file, or a library that it needs, needs the driver's library."""
+    """Return the finding that a driver library, which a file needs directly or not, is absent."""
     through = _name_user(missing)
     sentence = f"{file} needs `{missing.name}`{through} of the NVIDIA driver, which was not found"
     return Finding(DRIVER_ABSENT, sentence, fix=GET_DRIVER)

@@ -56,7 +56,7 @@ class InstallFiles:
 def read_install_files(
     package: Path = FOUND, search_path: Iterable[str] | None = None
 ) -> InstallFiles:
-    """Compare the package's files with the record next to it.
+    """Compare the package's files with the record next to it, and find copies of the package.
 
     Args:
         package: The folder of the running package, with links unresolved: uv, pex, Nix and Spack

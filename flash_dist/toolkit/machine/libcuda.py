@@ -91,7 +91,7 @@ class Cuda:
 
 
 def imagine_cuda(devices: Iterable[Device], driver: Driver | None) -> Cuda:
-    """Return a state with imagined GPUs and this driver."""
+    """Return the `Cuda` of an imaginary machine with these GPUs and this driver."""
     gpus = tuple(
         Gpu(index, "", device, smem_optin=device.smem_optin) for index, device in enumerate(devices)
     )

@@ -71,7 +71,7 @@ def audit(session: nox.Session) -> None:
 def manifest(session: nox.Session) -> None:
     """Verify the wheels in dist/, and write manifest.json, SHA256SUMS and provenance/ there.
 
-    Signs them with the private key that the variable NAME_SIGNING_KEY names.
+    Signs manifest.json and provenance/ if the variable NAME_SIGNING_KEY names a private key.
     """
     use_toolkit(session)
     install(session, "runtime", "index", "sign")

@@ -1,1 +1,1 @@
-"""Runs the kernels and compares bits: cases, child process, fingerprints, fleets."""
+"""Runs the kernels, and compares their bits between runs, with recordings and between machines."""

@@ -40,7 +40,7 @@ class AxesError(KernelsError, ValueError):
 
 
 class KernelKey(NamedTuple):
-    """A kernel as requested by a call: its words and sizes, in the order of the axes."""
+    """A kernel as requested by a call: its role, and words and sizes in the order of the axes."""
 
     role: str
     words: tuple[str, ...]

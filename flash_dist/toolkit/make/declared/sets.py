@@ -74,7 +74,7 @@ def load_sets(source: Path | Mapping[str, Any]) -> tuple[ArchSet, ...]:
         load_proofs(source)
     except ArchError as error:
         raise _explain(error) from error
-    except (TypeError, ValueError, OverflowError) as error:  # JSON that describes no set
+    except (TypeError, ValueError, OverflowError) as error:  # valid JSON, but not arch sets
         message = f"cannot read arch sets: {error}"
         raise DeclarationError(message, hint=_EXAMPLE) from error
     seen: dict[tuple[str, int], ArchSet] = {}

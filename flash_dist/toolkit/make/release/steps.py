@@ -62,15 +62,15 @@ def walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], No
         The names of the skipped steps.
 
     Raises:
-        StepError: A step made none of its files, or processes of another release into this folder
-            are running.
+        StepError: A step made none of its files, or processes of another release that writes to
+            this folder are running.
     """
     with _marked(dist):
         return _walk(dist, basis, steps, run)
 
 
 def find_running(dist: Path) -> dict[int, str]:
-    """Return other processes that belong to a release into a folder: command lines by PID."""
+    """Return the other processes of a release that writes to `dist`: command lines by PID."""
     mark = os.fsencode(f"{MARK}={dist.resolve()}")
     running = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -87,7 +87,7 @@ def _marked(dist: Path) -> Iterator[None]:
     """Mark the processes that this process starts in the context as part of this release.
 
     Raises:
-        StepError: Processes of another release into this folder are running.
+        StepError: Processes of another release that writes to this folder are running.
     """
     running = find_running(dist)
     if running:

@@ -111,7 +111,7 @@ def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
     """Describe this machine; unknown memory counts as enough for one job.
 
     Args:
-        environ: CXX, MAX_JOBS, and BUILD_FOLDER, whose disk needs free space for objects.
+        environ: CXX, MAX_JOBS, and NAME_BUILD_DIR, a folder whose disk needs room for objects.
         root: Folder with /proc and /sys.
     """
     memory = read_free_memory(root)

@@ -1,7 +1,7 @@
 """Finds the commit that wheels were built from, and checks it.
 
-The check compares Python files, licence and description in a wheel with those of the commit, and
-the hash of the libraries' sources. The libraries' bytes cannot be traced to a commit. Instead, two
+The check compares the Python files, the licence and the description in a wheel, and the hash of its
+libraries' sources, with the commit. The libraries' bytes cannot be traced to a commit. Instead, two
 builds of the same commit can be compared (`nox -s repro`).
 """
 
