@@ -263,7 +263,7 @@ struct BiasGradientParams {
   int visits;                    // (batch entry, query head) pairs per element of the bias
   int splits;                    // blocks that share the visits of a tile
   int query_tiles, key_tiles;    // filled in at the launch
-  bool sums_queries, sums_keys;  // axes along which the bias is broadcast
+  bool sums_queries, sums_keys;  // true if the bias is broadcast along this axis
 };
 
 struct BiasGradientDropoutParams : BiasGradientParams {

@@ -216,7 +216,7 @@ class ShownFixes:
         self._first: dict[str, CheckResult] = {}
 
     def shorten(self, result: CheckResult) -> CheckResult:
-        """Replace a fix that was printed before with a reference; omit a repeated explanation."""
+        """Replace a repeated fix with a reference to the first; omit a repeated explanation."""
         first = self._first.setdefault(result.fix, result)
         if not result.fix or first is result:
             return result

@@ -111,7 +111,7 @@ def run_preflight(environ: Mapping[str, str]) -> Preflight:
 def choose_targets(
     environ: Mapping[str, str], toolkit: str, ask_driver: Callable[[], Cuda]
 ) -> BuildPlan:
-    """Choose the arch set: named, listed, for the GPUs here, or the default set of pip."""
+    """Choose the arch set by its name, by a list of targets, by the GPUs here, or pip's default."""
     published = load_archsets(ARCHSETS)
     names = environ.get(NAMED, "").split()
     if len(names) > 1:
