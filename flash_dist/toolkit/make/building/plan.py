@@ -111,7 +111,7 @@ def run_preflight(environ: Mapping[str, str]) -> Preflight:
 def choose_targets(
     environ: Mapping[str, str], toolkit: str, ask_driver: Callable[[], Cuda]
 ) -> BuildPlan:
-    """Choose the arch set by its name, by a list of targets, by the GPUs here, or pip's default."""
+    """Choose a named arch set, listed targets, the targets of the GPUs here, or pip's default set."""
     published = load_archsets(ARCHSETS)
     names = environ.get(NAMED, "").split()
     if len(names) > 1:

@@ -2,7 +2,7 @@
 
 The files of a clone are the tracked files, and new files that are not ignored. The files of any
 other folder are all files except hidden ones, `build/`, `dist/`, virtual environments and caches.
-Files that the declaration or the wheels need are copied in any case, compiled files in no case.
+Ignored files that the declaration or wheels need are copied, too; compiled files never are.
 """
 
 from __future__ import annotations
