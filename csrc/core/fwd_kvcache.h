@@ -18,7 +18,7 @@ struct FwdKvcacheCall {
 constexpr int PARKED_COLUMNS = 256;
 
 // Returns the bytes of global memory in which the blocks store O of their query tile while they
-// compute a group of keys.
+// compute its next group of keys.
 inline int64_t parked_bytes(int blocks, int block_rows, int columns) {
   return columns < PARKED_COLUMNS ? 0 : int64_t{blocks} * block_rows * columns * 4;
 }

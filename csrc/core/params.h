@@ -218,7 +218,7 @@ struct BwdParams {
   int unit_begin, units;
   int key_begin, key_end;  // multiples of the key tile; key_end may also be seqlen_k
   int group_split;
-  int dq_first, dq_last;  // 1 in the first key chunk; 1 in the last key chunk, which writes dq
+  int dq_first, dq_last;  // 1: first, last key chunk of these queries; the last one writes dq
   int heads_together;     // the `width` of core/schedule.cuh
   float softmax_scale;
   Packing packing;
@@ -263,7 +263,7 @@ struct BiasGradientParams {
   int visits;                    // (batch entry, query head) pairs per element of the bias
   int splits;                    // blocks that share the visits of a tile
   int query_tiles, key_tiles;    // filled in at the launch
-  bool sums_queries, sums_keys;  // axes along which the bias is broadcast
+  bool sums_queries, sums_keys;  // true if the bias is broadcast along that axis
 };
 
 struct BiasGradientDropoutParams : BiasGradientParams {

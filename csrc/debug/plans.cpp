@@ -35,7 +35,7 @@ T next(std::istream& line) {
   return value;
 }
 
-// Reads the kind and sides of a mask. Sides are as in the operators: -1 is unbounded.
+// Reads a mask: kind, left, right and bottom_right. -1 for left or right: unbounded.
 MaskBand read_mask(std::istream& line, int seqlen_q, int seqlen_k) {
   const auto kind = static_cast<MaskKind>(next<int>(line));
   const int left = next<int>(line);

@@ -206,9 +206,9 @@ class ChunkPlanner : PlanGrid {
     }
   }
 
-  // Returns flags [key_chunks, query_chunks], true for the chunks to run: those with a visible
-  // score. If a whole key or query chunk has no visible score, its first chunk runs too, to write
-  // zero gradients.
+  // Returns flags [key_chunks, query_chunks], true for the query x key chunks to run: those with a
+  // visible score. If all those of a key chunk, or of a query chunk, have no visible score, the
+  // first of them runs too, to write zero gradients.
   std::vector<bool> find_visible(const Cut& cut, int64_t key_chunks, int64_t query_chunks) const {
     std::vector<bool> wanted(key_chunks * query_chunks);
     std::vector<bool> of_keys(key_chunks), of_queries(query_chunks);

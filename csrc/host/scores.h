@@ -29,7 +29,7 @@ inline DropoutParams make_dropout(double p, const int64_t* rng_state) {
   return {rng_state, static_cast<uint32_t>(kept) << 16, static_cast<float>(65536.0 / kept)};
 }
 
-// Returns p with the fields set that core/params.h marks "filled in at the call".
+// Computes the fields of p.scores and p.bias marked "filled in at the call". Returns the result.
 template <class Params>
 Params with_scores(Params p) {
   ScoreParams& scores = p.scores;

@@ -1,5 +1,5 @@
 """Measure the speed and memory of our attention and of other attention functions.
 
-These need torch: `runner`, `overhead`, `measuring`, and `baselines` except its modules `names`,
-`shapes` and `sets`.
+These modules need torch: `runner`, `overhead`, those of `measuring` except `timing`, and those of
+`baselines` except `names`, `shapes` and `sets`.
 """

@@ -90,7 +90,7 @@ def label_axis(rows: Iterable[Row]) -> str:
 
 
 def label_baseline(name: str, machine: Mapping[str, Any]) -> str:
-    """Return a baseline's text in the legend: its name, version, and if it is deterministic."""
+    """Return a baseline's text in the legend: name, version, and whether it is deterministic."""
     if name == OURS_DETERMINISTIC:
         return "flash_dist, deterministic in torch's mode"
     torch = _short_version(str(machine.get("torch") or ""))

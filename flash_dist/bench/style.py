@@ -20,7 +20,7 @@ NOTE: Final = "#555555"
 _GRID: Final = "#dddddd"
 
 # Okabe and Ito's colour-blind safe palette, and more colours. On a dark page, DARK replaces
-# the darkest colours, such as the colour of ours.
+# the darkest colours, such as that of OURS.
 COLOURS: Final = {
     OURS: "#1a1a1a",
     OURS_DETERMINISTIC: "#7a7a7a",

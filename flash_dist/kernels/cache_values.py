@@ -1,7 +1,7 @@
 """Checks the values that describe a cache: lengths, entries, pages.
 
 CPU calls always check them, GPU calls if FLASH_DIST_CHECK=1. Without the check, kernels clamp
-values that are too large and stay within the tensors.
+values that are out of range, and so stay within the tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The shapes that the selftest runs."""
+"""The cases of the selftest: shapes, masks and other arguments of attention."""
 
 from __future__ import annotations
 

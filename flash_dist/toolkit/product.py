@@ -47,7 +47,7 @@ class Product:
 
     name: str  # name of the distribution, and namespace of its torch operators
     library: str  # file name of the library that has the kernels
-    summary: str  # the first sentence of its README
+    summary: str  # one sentence: the `description` in its pyproject.toml
     index: str  # address of the package index with the releases
     axes: tuple[Mapping[str, Any], ...] = ()  # axes of its kernels, see `targets.axes`
     namespace: str = ""  # C++ namespace; empty: same as `name`

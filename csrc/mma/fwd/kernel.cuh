@@ -5,7 +5,7 @@
 //           registers as the A operand. SPLIT > 1: O of whole rows would take all registers, so
 //           SPLIT warps share ROWS queries. Each computes S for part of the keys, exchanges row
 //           maxima and P through shared memory, and accumulates part of the columns.
-// Shared    Q tile (reused for the output), one K tile, one V tile; with SPLIT > 1 P.
+// Shared    Q tile (reused for the output), one K tile, one V tile; if SPLIT > 1 also P.
 // Pipeline  V(j) is copied during S = Q @ K(j).T, K(j - 1) during the softmax and P @ V(j). Key
 //           blocks run from last to first: the few that a causal mask cuts come first, and the long
 //           loop after them applies no mask.

@@ -61,7 +61,7 @@ cudaError_t launch_fwd_kvcache_sm90(const void* kernel, const void* params, cuda
   all.tiles = static_cast<int>(tiles);
   all.tickets = call.tickets;
   all.parked = call.parked;
-  // At most one block per multiprocessor, because `parked` has that many slots for O.
+  // At most one block per multiprocessor: `parked` has room for O of sm_count blocks.
   return launch_1d<Config>(kernel, &all, std::min<int64_t>(tiles, p.sm_count), stream);
 }
 

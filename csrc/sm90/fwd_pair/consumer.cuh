@@ -212,7 +212,7 @@ class FwdPairConsumer {
     return consumer() * 64 + warp_of_consumer() * 16;
   }
 
-  // Sets masked scores of this block's step of a pair to -inf.
+  // Sets masked scores to -inf in this block's step of a pair of steps.
   __device__ __forceinline__ void mask(Scores& s, int pair) const {
     const StepPairs pairs{work_.bounds};
     const Steps steps{work_.bounds};

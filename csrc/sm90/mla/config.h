@@ -82,8 +82,8 @@ struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRe
   __host__ __device__ static constexpr int panel_of(int part, int i) {
     return i < OWN_PANELS ? part * OWN_PANELS + i : P_PANEL;
   }
-  // Returns the index of the i-th panel of a tile in the order in which S uses the panels. The
-  // panels that arrive first come first.
+  // Returns the i-th panel of a tile in the order in which S uses its panels: those that arrive
+  // first come first.
   __host__ __device__ static constexpr int scores_panel(int tile, int i) {
     return i < V_PANELS ? (tile * OWN_PANELS + i) % V_PANELS : P_PANEL;
   }

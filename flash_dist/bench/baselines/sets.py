@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _TOKENS: Final = 16384  # batch * seqlen of the paper set
-_WIDTH: Final = 2048  # num_heads * head_dim of the paper set
+_WIDTH: Final = 2048  # num_heads * head_dim of the paper set at head_dim 64, 128 and 256
 _BLOCKS: Final = 16
 _LAYERS: Final = 18
 _DOCUMENTS: Final = 64

@@ -70,7 +70,7 @@ class LayerMask:
     graph: tuple[Tensor, Tensor] | None = None
     # Numbers of queries and keys that the mask was made for; None: not checked.
     sizes: tuple[int, int] | None = None
-    # For calls in a graph: position_ids (None: no documents) and the mask that all layers share.
+    # For calls in a graph: position_ids or None, and the mask that layers with these share.
     planned: list[tuple[Tensor | None, IntervalMask]] = field(default_factory=list)
     ndim: ClassVar[int] = 4  # marks a finished mask; not a field, as FSDP would replace it
 

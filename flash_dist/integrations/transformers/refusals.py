@@ -125,7 +125,7 @@ def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int,
 
 
 def refuse_tracing() -> NoReturn:
-    """Raise ValueError for a mask that graphs do not support; torch.compile shows its message."""
+    """Raise ValueError for a mask that graphs do not support; torch.compile shows the message."""
     raise ValueError(UNTRACEABLE)
 
 

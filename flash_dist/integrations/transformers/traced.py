@@ -78,8 +78,8 @@ def plan_traced(
 
     Args:
         layer_mask: Made by the mask function.
-        documents: position_ids [batch or 1, seqlen], which restart in each document; None: there
-            are no further documents.
+        documents: position_ids [batch or 1, seqlen], which restart in each document; None if
+            they do not separate documents.
         queries: Number of queries.
         keys: Number of keys.
         device: The device of the queries.

@@ -33,7 +33,7 @@ _ENCODERS: Final = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
 class FlashDistBackend(AttentionBackend):
-    """The limits that vLLM reads before it chooses a backend."""
+    """The name, limits and classes that vLLM reads to choose and to use a backend."""
 
     forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar = [torch.float16, torch.bfloat16, torch.float32]

@@ -1,1 +1,1 @@
-"""Audits a release: `audit` and `verify`."""
+"""Checks of a release, for the commands `audit` and `verify`."""

@@ -21,7 +21,7 @@ _PYTHON: Final = re.compile(r"_?Py[A-Z_]\w*")  # functions and types of CPython
 
 
 def read_floor(file_name: str) -> int | None:
-    """Return the lowest glibc minor version in the tags: 34 for `manylinux_2_34`; else None."""
+    """Return the lowest glibc minor version in the tags (34 for `manylinux_2_34`), or None."""
     found = [int(match[1]) for match in _TAG.finditer(file_name)]
     return min(found, default=None)
 

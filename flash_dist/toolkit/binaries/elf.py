@@ -1,4 +1,4 @@
-"""Reads the parts of ELF that locate GPU code: header, sections, strings, all bounds-checked.
+"""Reads the parts of ELF that locate GPU code: header, sections and strings. Checks all bounds.
 
 Source: System V ABI, "Object Files", 64-bit little-endian. Host libraries and cubins are both ELF.
 """

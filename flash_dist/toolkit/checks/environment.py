@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..targets.devices import Device, Driver
 
 _OF_PRODUCT = tuple(one.name for one in PRODUCT.variables)
-# Variables that change which code is loaded or which GPUs are visible.
+# Variables that change which code is loaded, the cost of the JIT, or which GPUs are visible.
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",

@@ -216,7 +216,7 @@ class ShownFixes:
         self._first: dict[str, CheckResult] = {}
 
     def shorten(self, result: CheckResult) -> CheckResult:
-        """Replace a fix that was printed before with a reference; omit a repeated explanation."""
+        """Replace a repeated fix with a reference to the first; omit a repeated explanation."""
         first = self._first.setdefault(result.fix, result)
         if not result.fix or first is result:
             return result
@@ -226,7 +226,7 @@ class ShownFixes:
 
 
 def fold(result: CheckResult, first: CheckResult) -> CheckResult:
-    """Replace details with a reference if `first`, the result of an earlier GPU, has the same."""
+    """Replace long details with a reference if `first`, an earlier GPU's result, has the same."""
     kinds = {one.name.split()[0] for one in (result, first)}
     same = (result.status, result.all_details) == (first.status, first.all_details)
     shown = result.all_details if result.status == "fail" else result.details

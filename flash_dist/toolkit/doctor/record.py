@@ -40,7 +40,7 @@ VERSION: Final = 1
 COMMAND: Final = "doctor --save"
 LARGEST: Final = 4 << 20  # bytes; the largest build and torch need a few hundred thousand
 MOST_GPUS: Final = 64
-LINE: Final = 100  # characters
+LINE: Final = 100  # maximum characters of a line of short values or words
 
 _HINT: Final = f"`{PROGRAM} doctor --save FILE` writes one"
 _TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2} UTC")

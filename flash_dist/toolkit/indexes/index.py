@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PROJECT: Final = SCRIPT
 MAX_PAGES: Final = 40
 MAX_ENTRIES: Final = 100_000
-MAX_TAGS: Final = 1000  # most tags of one wheel; wheels on PyPI have up to 60
+MAX_TAGS: Final = 1000  # maximum number of tags of one wheel; wheels on PyPI have up to 60
 
 _LINUX: Final = ("any", "linux", "manylinux")  # prefixes of platform tags for Linux
 _RELEASE: Final = re.compile(r"3\.[0-9]{1,3}(\.[0-9]{1,3})?")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """A command that installs a package."""
+    """A command that builds or installs a wheel or package."""
 
     tool: str  # "build", "pip", "uv", or an installer such as "conda"
     line: str

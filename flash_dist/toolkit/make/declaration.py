@@ -350,7 +350,7 @@ def _find_tests(told: list[str] | None, data: Mapping[str, Any], root: Path) -> 
 
 
 def _find_axes(own: Mapping[str, Any], root: Path) -> list[Any]:
-    """Return the declared axes, from the table or from the file `product`."""
+    """Return the axes declared in `[tool.kernels.dispatch]` or in the file that `product` names."""
     if "product" not in own:
         return list(own.get("dispatch", {}).get("axes", []))
     path = find_path(own["product"], root, f"`product` of {PLACE}", (".json",))

@@ -22,8 +22,8 @@ struct Variant {
   Role role;
   Family family;
   bool specific;  // the family is for some targets only
-  int plan;       // KB of shared memory; 0: the 48 KB that need no opt-in
-  int number;     // such as 90
+  int plan;       // KB of shared memory; 0 needs no opt-in
+  int number;     // number of the target, such as 90
   char suffix;    // 'a', 'f' or '\0'
   bool ptx;
   Values values;

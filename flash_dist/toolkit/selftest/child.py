@@ -95,7 +95,7 @@ def _free_blocks(device: torch.device, stream: int) -> Iterator[int]:
 def run_case(
     case: Case, device: torch.device, runs: int, emit: Emit, exact: ExactValues = ALONE
 ) -> None:
-    """Check the values once and the bits in every run, on two streams at the same time."""
+    """Check the values of the first run, and the bits of further runs on two streams at a time."""
     inputs = case.make_inputs(device)
     memory = DirtyMemory(device)
     memory.fill()

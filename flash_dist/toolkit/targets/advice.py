@@ -255,7 +255,7 @@ def sources(release: str, project: str = NAME) -> str:
 
 
 def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> str:
-    """Return the step of `unsupported_fix`, with a set that the driver loads.
+    """Return the step of `unsupported_fix`, with an arch set that the driver loads.
 
     If no such set serves the GPUs, the step names a newer driver, too.
 

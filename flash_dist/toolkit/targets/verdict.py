@@ -289,7 +289,7 @@ class DeviceVerdict:
 
 
 def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
-    """Judge how a variant would run on a GPU, including shared memory; plan 0 always fits."""
+    """Judge how a variant would run on a GPU, and whether its plan fits; plan 0 always does."""
     verdict = judge(
         variant.arch, situation.device, situation.driver, variant.origin, jit=situation.jit
     )

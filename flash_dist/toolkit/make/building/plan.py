@@ -112,7 +112,7 @@ def run_preflight(environ: Mapping[str, str]) -> Preflight:
 def choose_targets(
     environ: Mapping[str, str], toolkit: str, ask_driver: Callable[[], Cuda]
 ) -> BuildPlan:
-    """Choose the arch set: named, listed, for the GPUs here, or the default set of pip."""
+    """Choose a named arch set, listed targets, those of the GPUs here, or pip's default set."""
     published = load_archsets(ARCHSETS)
     names = environ.get(NAMED, "").split()
     if len(names) > 1:

@@ -1,7 +1,8 @@
 """Copies the project and the toolkit into a tree, for a build outside of the source folder.
 
 The files of a clone are the tracked files, and new files that are not ignored. The files of any
-other folder are all files except hidden ones, `build/`, `dist/` and virtual environments.
+other folder are all files except hidden ones, `build/`, `dist/`, virtual environments and caches.
+Ignored files that the declaration or wheels need are copied, too; compiled files never are.
 """
 
 from __future__ import annotations

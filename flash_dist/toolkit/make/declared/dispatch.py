@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PLACE: Final = f"[tool.{TABLE}.dispatch]"
 
-# Keys of a kernel's record other than axes, so no axis may have these names (see
+# Keys of a kernel's record that are not axes. No axis may have one of these names (see
 # `Variant.to_json` and the manifest).
 _RESERVED: Final = frozenset({
     "assembled_for", "dynamic_smem", "family", "proof", "registers", "role", "source",

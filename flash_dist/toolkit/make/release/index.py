@@ -58,7 +58,7 @@ def write_index(
     partial: bool,
     offers: Sequence[Offer] = (),
 ) -> list[str]:
-    """Write the whole folder.
+    """Write the folder: the wheels, the indexes and the page.
 
     Args:
         out: The folder, whose contents are deleted.

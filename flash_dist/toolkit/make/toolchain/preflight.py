@@ -79,7 +79,7 @@ class Host:
     glibc: Version | None  # None if the C library is not glibc
     disk: int  # free bytes
     memory: int  # free bytes
-    cores: int  # or MAX_JOBS, if it is set
+    cores: int  # number of CPU cores, or MAX_JOBS if it is set
     folder: Path = Path()  # the build folder, on the disk with `disk` free bytes
 
     @property

@@ -135,10 +135,10 @@ def read_source(root: Path = ROOT) -> Source:
 
 
 def ask_git(root: Path, *words: str) -> str:
-    """Return git's output in a clone.
+    """Return the output of a git command in a clone.
 
     Raises:
-        SourceError: The folder is not a clone, or git is not installed.
+        SourceError: The folder is not a clone, git is not installed, or git fails.
     """
     command = ["git", "-C", str(root), *words]
     english = {**os.environ, "LC_ALL": "C"}
