@@ -47,8 +47,8 @@ cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
   }
 }
 
-// The partials of a group, adjacent in the workspace: one for the whole group, or one per softmax
-// if splits share the group. count is 0 if the group does not exist.
+// The partials of a group, adjacent in the workspace: one for the whole group, or one per
+// SOFTMAX_BLOCKS key blocks if splits share the group. count is 0 if the group does not exist.
 struct GroupPartials {
   int first = 0, count = 0;
 

@@ -171,7 +171,7 @@ __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
 }
 
 // Returns the query tiles [x, y) of a block's query split. The tiles of the longest sequence are
-// divided equally among the splits, so y may be past the last tile.
+// divided equally among the splits, so x and y may be past the last tile.
 __device__ __forceinline__ int2 find_query_tiles(const BwdParams& p, const DkdvBlock& block) {
   const int tiles = (p.seqlen_q + MASK_TILE - 1) / MASK_TILE;
   const int each = (tiles + p.query_split - 1) / p.query_split;

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Made = TypeVar("Made")
 
-VERSIONS_KEPT: Final = 8  # most results cached per object; each new state of the object may add one
-MOST_HELD: Final = 1024  # most objects that are searched for the tensors of a mask_mod
+VERSIONS_KEPT: Final = 8  # maximum number of results per object; each batch may rewrite a tensor
+MOST_HELD: Final = 1024  # maximum number of objects visited to find the tensors of a mask_mod
 _GONE: Final = -1  # used instead of the version of a tensor that was freed
 
 
@@ -54,7 +54,7 @@ class Conversions(Generic[Made]):
             make: Returns the result. It may read a GPU, so it is not called in a graph capture.
 
         Raises:
-            FlashDistError: The result is not cached, and a CUDA graph is captured.
+            FlashDistError: The result is not cached, and a CUDA graph is being captured.
         """
         with self._lock:
             masks = self._masks_of(source)

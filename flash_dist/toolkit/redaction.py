@@ -18,8 +18,8 @@ COMMON_USERS: Final = frozenset({
 COMMON_HOSTS: Final = frozenset({*COMMON_USERS, "localhost", "localdomain", "buildkitsandbox"})
 
 _HOMES: Final = re.compile(r"(/home/|/Users/|[A-Za-z]:\\Users\\)(?!<)[^/\\\s:'\"`,;)]+")
-# Anything that may be a password counts as one. A password may contain characters that its author
-# forgot to encode: quotes and slashes. A port after `:` is not a password. The pattern is matched
+# Anything that may be a password counts as one. A password may contain characters that should have
+# been encoded: quotes and slashes. A port after `:` is not a password. The pattern is matched
 # once after each `://`.
 _LOGIN: Final = re.compile(r"[^/]*@|(?!\[)[^/:]*:(?!\d{1,5}(?:[/?#'\"`]|$)).*@")
 _QUERY: Final = re.compile(r"([^?#]*)[?#](?:.*[^'\"`])?")

@@ -107,7 +107,7 @@ struct F32DqRecompute {
     Product::template ab<HEAD_DIM>(dq, ds, k_slice);
   }
 
-  // Writes the normalizers, and dQ multiplied by them.
+  // Writes the normalizers, and dQ multiplied by them and by softmax_scale.
   __device__ __forceinline__ void store(Sum& dq, const Statistics& row_sum,
                                         const Statistics& lse) const {
     const Warp warp;

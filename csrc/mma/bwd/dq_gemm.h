@@ -187,7 +187,7 @@ struct DqGemm {
     }
   }
 
-  // Rounds dQ and writes it through the shared memory of the stages.
+  // Scales and rounds dQ, and writes it through the shared memory of the stages.
   __device__ __forceinline__ void store(Sum& dq) const {
     dq.scale(gradient_scale<T>(p.softmax_scale));
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();

@@ -151,7 +151,7 @@ struct DqGemmSm90 {
         wgmma<T, true>(dq.x[0], ds[k][0], b_k + Tile::columns_step(k));
       wgmma_commit();
       stages.advance();
-      // NOTE: the load is in a branch, because ptxas moves no wait across a branch.
+      // NOTE: the load is in a branch, because ptxas does not move waits across a branch.
       if (left > 0) next_clean = load_fragments(next, stages);
       wgmma_wait<0>();
       hold(dq.x[0]);

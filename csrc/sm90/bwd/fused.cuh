@@ -747,7 +747,7 @@ struct FusedSm90 {
     }
   }
 
-  // Stores zeros as dS^T of a stage whose scores are all masked.
+  // Stores zeros in the stage as dS^T of the warp's 16 keys, whose scores are all masked.
   __device__ __forceinline__ void store_zeros(const Thread& thread, const Gradients& place) const {
     Fragments zeros;
 #pragma unroll

@@ -104,15 +104,15 @@ class LatentConsumerBase {
   __device__ __forceinline__ static int first_key(const DecodeCursor& at) {
     return at.key_block * KEY_BLOCK + TILE * Config::BLOCK_N;
   }
-  // Returns the rows of tile TILE whose keys are visible to any query.
+  // Returns the rows of tile TILE that hold keys visible to any row of the work tile.
   template <int TILE>
   __device__ __forceinline__ RowSpan rows_that_exist() const {
     const DecodeCursor& at = key_block();
     const int key0 = first_key<TILE>(at);
     return {at.extent.visible_begin - key0, at.extent.visible_end - key0};
   }
-  // Returns whether some keys of the tile are visible to no query. Their values must be zeroed,
-  // because memory may hold NaN.
+  // Returns whether the tile has rows outside rows_that_exist(). Their values must be zeroed: some
+  // are not loaded, and memory may hold NaN.
   template <int TILE>
   __device__ __forceinline__ bool lacks_keys() const {
     if (all_visible()) return false;
@@ -130,7 +130,7 @@ class LatentConsumerBase {
     return {{begin <= rows.begin[0] && rows.end[0] <= end,
              begin <= rows.begin[1] && rows.end[1] <= end}};
   }
-  // Zeroes the values of the tile's keys that are visible to no query.
+  // Zeroes the tile's values outside rows_that_exist().
   template <int TILE, int PANELS>
   __device__ __forceinline__ void clear_values(uint32_t panels) const {
     clear_rows<Tile, Config::BLOCK_N, PANELS, WARPGROUP>(panels, rows_that_exist<TILE>(),

@@ -247,8 +247,8 @@ class LatentConsumer : LatentConsumerBase<Config> {
     return shared_address(smem_.k[tile]) + PART * Config::OWN_PANELS * Tile::BYTES;
   }
 
-  // Stores P of this consumer's tile, and its tops, for the other consumer. Zeroes the values of
-  // keys that are visible to no query.
+  // Stores P of this consumer's tile, and its tops, for the other consumer. Zeroes the values
+  // outside rows_that_exist().
   template <int PART>
   __device__ __forceinline__ void give_weights(const Weights& weights,
                                                const float (&top)[2]) const {

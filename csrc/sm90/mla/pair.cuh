@@ -299,7 +299,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ uint32_t own_values() const {
     return shared_address(smem_.own[number_ % Config::OWN_TILES]);
   }
-  // Zeroes the values of keys that are visible to no query, in both tiles.
+  // Zeroes the values outside rows_that_exist(), in both tiles.
   template <int PART>
   __device__ __forceinline__ void clear_missing() const {
     if (!this->template lacks_keys<0>() && !this->template lacks_keys<1>()) return;

@@ -292,8 +292,8 @@ class LatentValues {
     }
   }
 
-  // Waits for a tile of the key block, loads its P, and zeroes the values of keys that do not
-  // exist. Returns the address of the values.
+  // Waits for a tile of the key block, loads its P, and zeroes the values of keys from visible_end
+  // on. Returns the address of the values.
   __device__ __forceinline__ uint32_t take_tile(Weights& weights, int tile) {
     auto& stage = smem_.stages[ring_.stage()];
     smem_.barriers.wait_for_data(ring_);

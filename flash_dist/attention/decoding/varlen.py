@@ -174,7 +174,7 @@ def _make_cache(
 def _check_values(
     k: Tensor, ends: Tensor | None, used: Tensor | None, table: Tensor | None
 ) -> None:
-    """Check values, with the caller's names in messages; waits if they are on a GPU.
+    """Check the values of cu_seqlens_k, seqused_k and block_table; waits if they are on a GPU.
 
     Raises:
         ValueError: A number is out of range.

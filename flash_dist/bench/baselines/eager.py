@@ -32,7 +32,7 @@ class Masked:
 
 
 def make_eager(problem: Problem) -> Attend:
-    """Return a function that computes softmax(q @ k.T * scale) @ v, with all scores in memory.
+    """Return a function that computes attention with torch operations; all scores are in memory.
 
     It computes in the dtype of the inputs.
 

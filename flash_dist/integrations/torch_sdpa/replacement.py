@@ -153,7 +153,7 @@ def _find_call(
                 q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee, name=TORCH.q
             )
     except (TypeError, ValueError) as error:
-        return f"this call: {str(error).partition(', got')[0]}"  # no sizes: each reason is logged
+        return f"this call: {str(error).partition(', got')[0]}"  # no sizes: new texts are logged
     found: Band | Own = mask if isinstance(mask, (Band, *_OWN)) else Band()
     if is_causal:
         found = TOP_LEFT

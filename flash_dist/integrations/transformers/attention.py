@@ -206,7 +206,7 @@ def _choose_documents(
     if positions is None or layer_mask.band.right != 0 or not k.shape[1] == seqlen > 1:
         return None
     if positions.dim() != 2 or positions.shape[1] != seqlen:  # noqa: PLR2004
-        return None  # such as several positions per token
+        return None  # another shape, such as that of several positions per token
     return positions if positions.shape[0] == 1 or positions.shape[0] == batch else None
 
 

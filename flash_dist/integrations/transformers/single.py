@@ -142,7 +142,7 @@ def _attend_packed(
         bounds_q,
         bounds_k,
         max_seqlen_q=1,
-        max_seqlen_k=2 * seqlen,  # longest gap between two intervals
+        max_seqlen_k=2 * seqlen,  # longest gap between two intervals: gaps are sequences, too
         softmax_scale=scores.scale,
         softcap=scores.softcap,
         return_lse=True,

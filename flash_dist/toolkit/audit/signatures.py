@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MANIFEST_TYPE: Final = "application/vnd.fatwheel.manifest+json"
 STATEMENT_TYPE: Final = "application/vnd.in-toto+json"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
-PROVENANCE: Final = "provenance"  # folder of the statements; else they are next to the manifest
+PROVENANCE: Final = "provenance"  # folder of the statements, unless they are next to the manifest
 STATEMENT: Final = ".intoto.json"
 # Names of the files of a release; the first group is the project.
 _FILE: Final = re.compile(r"(.+?)(-[0-9].*)?\.(whl|conda|tar\.gz|pyz)")

@@ -228,7 +228,7 @@ def read_system() -> str:
 
 
 def read_python() -> str:
-    """Name the Python: `3.13.1`, or `3.13.1 free-threaded`."""
+    """Return the version of Python: `3.13.1`, or `3.13.1 free-threaded`."""
     version = platform.python_version()
     return f"{version} {FREE_THREADED}" if sysconfig.get_config_var("Py_GIL_DISABLED") else version
 

@@ -236,7 +236,7 @@ def describe_lacking(verdict: DeviceVerdict) -> tuple[str, ...]:
 def _by_role_and_words(
     verdict: DeviceVerdict,
 ) -> dict[tuple[str, tuple[str, ...]], list[KernelVerdict]]:
-    """Group the kernels that the hardware could run, by role and dtype."""
+    """Group the kernels that the hardware could run, by role and by words such as the dtype."""
     groups: dict[tuple[str, tuple[str, ...]], list[KernelVerdict]] = {}
     able = [kernel for kernel in verdict.kernels if kernel.how != "not-on-this-hardware"]
     for kernel in sorted(able, key=lambda kernel: verdict.axes.rank(kernel.key)):

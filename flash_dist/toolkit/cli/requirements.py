@@ -1,4 +1,4 @@
-"""Explains why a subcommand cannot be imported: a requirement is absent or does not import."""
+"""Explains why a subcommand cannot be imported: a package is absent, unreadable or damaged."""
 
 from __future__ import annotations
 

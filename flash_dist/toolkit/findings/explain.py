@@ -111,7 +111,10 @@ def _read_id(pasted: str) -> str:
 
 
 def _find_all(text: Text) -> Iterator[tuple[Entry, Place]]:
-    """Find phrases of all entries; for entries without a match, join words split by line breaks."""
+    """Find the phrases of all entries, error codes, and references to ids.
+
+    If an entry has no match, join words that line breaks split, and search again.
+    """
     squeezed = squeeze(text.spaced)
     for entry in FINDINGS.values():
         phrases = [Phrase.parse(one) for one in entry.messages]

@@ -150,7 +150,7 @@ def read_ptx_bodies(text: bytes, budget: Budget | None = None) -> tuple[Body, ..
 
 
 def ptx_texts(text: bytes) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of each entry point with a body; comments and strings are left out."""
+    """Yield (name, text) of each entry point with a body, without comments, strings and `.loc`."""
     for name, body in _walk_ptx(text, Budget(len(text))):
         yield name, body.decode("utf-8", "backslashreplace")
 

@@ -73,7 +73,7 @@ class JitCache:
 
     folder: str
     status: Literal["writable", "absent", "read-only", "homeless"]
-    free_bytes: int | None = None  # bytes of free disk; None: unknown
+    free_bytes: int | None = None  # free bytes on the disk; None: unknown
     limit_bytes: int = DEFAULT_LIMIT
 
     def to_json(self) -> dict[str, Any]:

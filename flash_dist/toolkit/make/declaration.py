@@ -265,7 +265,10 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
 
 
 def _read_own(data: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
-    """Return the table; check that its keys are known and of the right types at every level."""
+    """Return the table; check that its keys are known and their values of the right types.
+
+    Also check the subtables `dispatch`, `gates` and `selftest`, and each table of `sources`.
+    """
     tool = data.get("tool", {})
     if not isinstance(tool, dict) or TABLE not in tool:
         message = f"`{root / 'pyproject.toml'}` has no table {PLACE}"

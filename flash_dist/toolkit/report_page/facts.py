@@ -227,7 +227,7 @@ def _place(gpu: Mapping[str, Any]) -> str:
 
 
 def _describe_gpu(gpu: Mapping[str, Any], physical: Mapping[str, Any]) -> Sequence[str]:
-    """Return a GPU's cells; instead of a number, a GPU that CUDA does not show has `hidden`."""
+    """Return a GPU's cells; the first is `hidden` if CUDA does not show the GPU."""
     memory, smem = gpu.get("memory_bytes"), gpu.get("smem_optin")
     number = gpu.get("index")
     return (

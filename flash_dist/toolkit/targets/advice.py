@@ -27,7 +27,7 @@ GET_DRIVER = (
     "(`docker run --gpus all`)"
 )
 ARM = "aarch64"
-TORCH_MIN = "2.10"  # oldest torch with our stable ABI, if no manifest states it
+TORCH_MIN = "2.10"  # oldest torch with the stable ABI that we use, if no manifest states it
 
 HOW_WORDS = {
     "native": "native code",

@@ -91,7 +91,7 @@ def _test_settings() -> dict[str, str]:
     found = {
         "CIBW_BEFORE_TEST": f"{program} {NAME} --prepare",
         "CIBW_TEST_COMMAND": " ".join(command),
-        "CIBW_TEST_ENVIRONMENT": "PYTHONPATH=",  # import the toolkit in the wheel
+        "CIBW_TEST_ENVIRONMENT": "PYTHONPATH=",  # so that tests import the wheel's toolkit
     }
     if any(path.is_dir() for path in tests):
         groups = read_pyproject(PYPROJECT).get("dependency-groups", {})

@@ -134,7 +134,7 @@ def _near(pattern: str, root: Path) -> str:
 
 
 def _require_fit(path: Path, root: Path, where: str, suffixes: tuple[str, ...]) -> None:
-    """Check that a file or folder has the right kind and lies in the project."""
+    """Check the name and kind of a file or folder, and that it is readable and in the project."""
     name = path.relative_to(root).as_posix()
     refused = _REFUSED.search(str(path))
     if refused:

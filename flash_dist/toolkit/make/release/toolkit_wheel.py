@@ -61,7 +61,7 @@ def write(dist: Path) -> Path:
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
-    """Return the toolkit's wheel; empty if it was not built.
+    """Return a list with the toolkit's wheel, or an empty list if it was not built.
 
     Raises:
         ArtefactError: The wheel was built from other sources.

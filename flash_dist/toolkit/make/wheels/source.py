@@ -39,7 +39,7 @@ BUILT_FROM: Final = (
 )
 _FOLDER: Final = PACKAGE.relative_to(ROOT).as_posix()  # folder of the package
 _TEXTS: Final = ("LICENSE", "README.md") if EMBEDDED else ()
-_PACKED: Final = (_FOLDER, *_TEXTS)  # paths of the files that wheels contain
+_PACKED: Final = (_FOLDER, *_TEXTS)  # folder and files that wheels contain
 _BUILT: Final = frozenset({MANIFEST, *LIBRARIES})
 _INFO: Final = re.compile(rf"{NAME}-[^/]+\.dist-info/(.+)")
 _WRITTEN: Final = frozenset(
