@@ -34,9 +34,9 @@ class ChunkPlanner : PlanGrid {
   explicit ChunkPlanner(const PlanGrid& grid) : PlanGrid(grid) {}
 
   // Sets plan to the cheapest cut within `left` bytes, and returns false if there is none. Of cuts
-  // with the same cost, takes the one with the fewest units. Masks with arrays cannot be cut,
-  // because they have slots only for whole key tiles. Packed documents cannot be cut either,
-  // because they may start at any row.
+  // with the same cost, takes the one with the fewest units. Returns false for masks with
+  // arrays, which have slots only for whole key tiles; for packed documents, which may start at
+  // any row; and for ALiBi, bias and dropout, which depend on a query's position.
   bool cut(BwdPlan& plan, int64_t left) const {
     if (shape_.mask.kind != MaskKind::BAND || shape_.total_q >= 0) return false;
     if (shape_.aligned) return false;

@@ -10,7 +10,7 @@
 
 namespace flash_dist {
 
-// Rows and other axes of the tensors. rows_q, q: of q, out and dout. rows_k, k: of k and v.
+// Axes of the tensors. rows_q and q are those of q, out and dout; rows_k and k those of k and v.
 struct CallAxes {
   int rows_q, rows_k;
   Axes q, k;

@@ -309,7 +309,10 @@ def _weights(scores: Tensor, row_lse: Tensor) -> Tensor:
 
 
 def _store(target: Tensor, x: Tensor) -> None:
-    """Write [batch, heads, seqlen, head_dim] to [batch, seqlen, ...], summed over each group."""
+    """Store x [batch, heads, seqlen, head_dim] in target [batch, seqlen, ...].
+
+    If target has fewer heads, sum the query heads of each kv head.
+    """
     x = x.transpose(1, 2)
     if target.dim() == x.dim():
         x = x.unflatten(2, (target.shape[2], -1)).sum(3)

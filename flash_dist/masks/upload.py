@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Result = TypeVar("Result")
 
-POOLED_STREAMS: Final = 32  # streams in torch's pool, from which it returns one after the other
+POOLED_STREAMS: Final = 32  # number of streams in torch's pool; torch returns them in turn
 RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 THREADS: Final = Path("/proc/self/task")
 LONGEST_END: Final = 5.0  # maximum seconds to wait until a thread ends; usually milliseconds

@@ -474,8 +474,8 @@ struct FusedSm90 {
     }
   }
 
-  // Computes this warpgroup's half of the columns of dQ. One earlier product may still be in
-  // flight; calls after() when it is complete. The caller must then call hand_over().
+  // Computes this warpgroup's half of the columns of dQ, after which the caller must call
+  // hand_over(). One earlier product may still be in flight; calls after() when it is complete.
   template <class After>
   __device__ __forceinline__ void sum_half(const Thread& thread, const Gradients& place,
                                            const After& after) const {

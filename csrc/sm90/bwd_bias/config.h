@@ -55,7 +55,7 @@ struct BiasGradientSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V>
   using Params = BiasGradientSm90Params;
   static constexpr bool HAS_SCORE_MOD = false;
   static constexpr BiasLoads BIAS = BIAS_;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one more loads
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups with 64 queries each
   static constexpr int BLOCK_M = CONSUMERS * MASK_TILE;
   static constexpr int BLOCK_N = 2 * MASK_TILE;
   static_assert(CONSUMERS == 2, "two halves of a list's entries");

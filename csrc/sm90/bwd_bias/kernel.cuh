@@ -228,8 +228,8 @@ struct BiasGradientSm90 {
   __device__ __forceinline__ void wait_for_data(const Stages& stages) const {
     mbarrier_wait(shared_address(&smem.full[stages.stage]), stages.parity);
   }
-  // Tells the loader that this warp is done with the next COUNT stages. Orders the reads of wgmma,
-  // which have ended, and of earlier visits' items before the loader's next writes.
+  // Tells the loader that this warp is done with the next COUNT stages. Orders wgmma's reads,
+  // which have ended, and the reads of earlier visits' items before the loader's next writes.
   template <int COUNT>
   __device__ __forceinline__ void release(Stages& stages) const {
     __syncwarp();

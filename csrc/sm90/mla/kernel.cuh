@@ -61,8 +61,8 @@ class LatentConsumer : LatentConsumerBase<Config> {
   // Computes the key blocks of the split in complete groups. key_blocks: their number.
   __device__ __forceinline__ void run(int key_blocks) {
     Scores s;
-    // NOTE: both consumers share the code at the end of a group. It seldom runs, so its
-    // instructions must be fetched each time.
+    // NOTE: take_group() is outside of compute(), so that both consumers run the same
+    // instructions. These run so seldom that they must be fetched each time.
 #pragma unroll 1
     while (number_ < key_blocks) {
       begin_group();

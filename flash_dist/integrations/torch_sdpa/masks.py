@@ -54,7 +54,7 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
         if visible is None:
             return None
         mask = visible
-    if mask.numel() == 0 or 0 in shape:  # no query or no key
+    if mask.numel() == 0 or 0 in shape:  # the score matrix is empty
         return Band()
     mask = _drop_copies(_drop_copies(mask, 1), 0)
     if mask.shape[2] == 1 and mask.shape[3] == shape[3]:

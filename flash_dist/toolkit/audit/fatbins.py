@@ -137,7 +137,7 @@ class _Fatbins:
 
     judged: Mapping[int, Sequence[Arch]]  # linked fatbins; if there are none, relocatable ones
     with_kernels: Sequence[int]  # fatbins with kernels; all fatbins if no kernel is known
-    together: Mapping[int, Sequence[Arch]]  # with the targets of fatbins that count as one with it
+    together: Mapping[int, Sequence[Arch]]  # including targets of fatbins with the same kernels
     complete: Sequence[Sequence[Arch]]  # targets of each object that linked fatbins come from
     bound: AbstractSet[int]  # fatbins whose kernels are meant for their single target
 

@@ -46,7 +46,7 @@ def explain_import(error: ImportError) -> KernelsError | None:
 
 
 def _required() -> list[str]:
-    """Return the packages that this Python requires. Those with a marker are for Python < 3.14."""
+    """Return the packages required on this Python; those with a marker are for Python < 3.14."""
     names = (one.partition("; ") for one in REQUIREMENTS)
     return [name for name, _, marker in names if not marker or sys.version_info < (3, 14)]
 

@@ -51,7 +51,7 @@ class Report:
 
     build: str  # "NAME 0.1.0+cu130.hopper"; empty if there is none
     gpus: tuple[GpuReport, ...]
-    sentence: str  # the first reason for false; empty if the report is true
+    sentence: str  # the first reason why the report is false; empty if it is true
 
     def __bool__(self) -> bool:
         return bool(self.gpus) and all(self.gpus)

@@ -48,8 +48,8 @@ OWN_SENTENCE: Final = Entry(
     "Change the value to one that the message allows. If it has a line `hint:`, do that first.",
 )
 
-_FEWEST_ALONE: Final = 12  # fewest letters if the text does not name the package
-_LONGEST_TEXT: Final = 200_000  # maximum length without spaces; a longer log is cut at its start
+_FEWEST_ALONE: Final = 12  # fewest letters of a sentence in a text that does not name the package
+_LONGEST_TEXT: Final = 200_000  # most characters without spaces; a longer log is cut at its start
 _SHOWN: Final = 3
 _LABEL: Final = re.compile(r"[\w)]:|(?:fail|warn|skip)\]")  # allowed before a sentence
 _LONGEST_LABEL: Final = 120

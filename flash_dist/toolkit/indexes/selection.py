@@ -96,7 +96,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Selection:
-    """The choice for some GPUs, and the alternatives."""
+    """The arch set chosen for some GPUs, and the alternatives."""
 
     devices: tuple[Device, ...]  # GPUs that some build could serve, each once, oldest first
     driver: Driver | None  # None: unknown, counts as new enough

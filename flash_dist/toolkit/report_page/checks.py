@@ -84,7 +84,7 @@ def show_check(group: Group) -> Markup:
 
 
 def _details(check: Json) -> Markup:
-    """Write the details; fold several details of a good result, which the tables repeat."""
+    """Write the details; collapse several if the status is `ok` or `skip`: tables repeat them."""
     details = check["details"]
     if not details:
         return Markup()

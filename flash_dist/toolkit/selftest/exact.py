@@ -2,8 +2,8 @@
 
 Parallel selftests share the values in a private folder of their parent process. The folder has a
 maximum size and is deleted at the end of the run. The first process that needs a case computes it,
-and the others wait. The inputs are made on the CPU: a GPU that makes different inputs fails alone,
-and does not affect other GPUs.
+and the others wait. The values follow from inputs that the CPU makes. So if a GPU makes different
+inputs, only its own selftest fails.
 """
 
 from __future__ import annotations

@@ -19,15 +19,16 @@ class Fallbacks:
     # By role: other roles, whose kernels serve the calls that the kernels of this role do not
     # support.
     stand_ins: Mapping[str, tuple[str, ...]] = field(hash=False)
-    # Families that leave calls of at most half of their first size to the general family.
+    # Families that leave a call to the general family if the call's first size, such as head_dim,
+    # is at most half of the kernel's.
     leaves_half_filled: frozenset[str]
 
     @classmethod
     def infer(cls, roles: Mapping[str, str]) -> Fallbacks:
         """Return the fallbacks of a build whose manifest is absent, or does not state fallbacks.
 
-        A role without a general family has unknown fallbacks, (). A family for some targets leaves
-        calls of at most half of its first size to the general family, if there is one.
+        A role without a general family has unknown fallbacks, (). Families for some targets count
+        as `leaves_half_filled`, if their role has a general family.
 
         Args:
             roles: The role of each family.

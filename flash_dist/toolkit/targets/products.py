@@ -50,7 +50,7 @@ _PRODUCTS: Final[dict[str, str]] = {
     "12.0": r"rtx50[5-9]0(d(v2)?)?|rtxpro(500|[12345]000|4500|6000)(sff)?d?(blackwell)?",
     "12.1": r"(dgx)?spark|gb10",
 }
-_SEVERAL: Final = {  # names of GPUs with different compute capabilities
+_SEVERAL: Final = {  # names that GPUs of different compute capabilities share
     f"rtx{number}": (f"Quadro RTX {number}", f"RTX {number} Ada")
     for number in (3000, 4000, 5000, 6000)
 }

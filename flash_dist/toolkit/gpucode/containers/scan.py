@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ...binaries.budget import Budget
     from ...binaries.view import FileView
 
-ROCM: Final = ".hip_fat"  # `.hip_fatbin`
+ROCM: Final = ".hip_fat"  # `.hip_fatbin`; PE truncates names to 8 bytes
 
 _UPX, _UPX_WITHIN, _UPX_SECTION = b"UPX!", 1024, "UPX0"
 

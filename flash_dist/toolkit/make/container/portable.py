@@ -175,7 +175,7 @@ def build_all(args: Sequence[str], environ: Mapping[str, str] = os.environ) -> B
         message = f"the image {image} is missing, or was made by an older recipe"
         raise EngineError(message, hint="`nox -s image` makes it; `-- --native` builds without one")
     sets = load_archsets(ARCHSETS)
-    choice = choose_sets(args, environ, sets)  # every container installs its set's toolkit
+    choice = choose_sets(args, environ, sets)  # each set is compiled with its own toolkit
     print(choice)
     print(f"container engine: {engine}; image: {image}", flush=True)
     CACHE.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def list_project() -> list[Path]:
 
 
 def list_known(root: Path) -> list[Path] | None:
-    """Return the files of a clone; None if git does not know the project."""
+    """Return the files of a clone; None if git is absent or does not know the project."""
     command = ["git", "-C", str(root), "ls-files", "-z", "-co", "--exclude-standard"]
     try:
         done = subprocess.run(command, check=False, capture_output=True)

@@ -79,7 +79,7 @@ class Family:
     role: str = ""  # "" means the name
     targets: frozenset[Arch] = frozenset()  # empty: all targets
     refuses: str = ""
-    leaves_half_filled: bool = False  # True: calls of at most half the first size use the fallback
+    leaves_half_filled: bool = False  # see Fallbacks
     plans: str = PLANS  # header with the tile constants
 
     @classmethod

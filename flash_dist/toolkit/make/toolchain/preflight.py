@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GIB = 1 << 30
-MIN_DISK = 3 * GIB  # in GiB: toolkit 0.3, objects 0.2 per arch set, wheels, and a reserve
+MIN_DISK = 3 * GIB  # toolkit 0.3 GiB, objects 0.2 GiB per arch set, wheels, and a reserve
 MIN_MEMORY = 2 * GIB
 MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: memory of cicc or ptxas for a large backward kernel
 MIN_GCC = 9  # the first gcc with all of C++17

@@ -131,7 +131,7 @@ def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
 
 
 def list_needed(cache: Path, lock: Lock | None = None) -> list[str]:
-    """Return torch as a requirement if its headers are found nowhere else, or an empty list."""
+    """Return torch as a requirement, or an empty list if its headers are found elsewhere."""
     lock = lock or Lock.load()
     named = os.environ.get("TORCH_ROOT", "").strip()
     if named or lock.holds(_cached(cache, lock)) or find_local_wheel(lock.version):
