@@ -24,8 +24,8 @@ Keys block_causal_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k) 
   return {0, (query / queries + 1) * keys};
 }
 
-// Appends a query tile's element of query_ranges: minima and maxima over the tile's rows that have
-// visible keys. If other rows have none, KeyRange::covers() is false for every key tile.
+// Appends a query tile's element of query_ranges: minima and maxima over rows with visible keys. If
+// a row has none, the second and the third number are 0, so that KeyRange::covers() is false.
 void append_query_range(std::vector<int>& ranges, const std::vector<int>& rows, int tile,
                         int seqlen_q, int seqlen_k) {
   int least_begin = seqlen_k, greatest_begin = 0, least_end = seqlen_k, greatest_end = 0;

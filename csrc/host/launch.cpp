@@ -38,7 +38,7 @@ void clear(const Call& call, void* memory, int64_t bytes) {
   check_cuda(cudaMemsetAsync(memory, 0, bytes, stream_of(call)), "cudaMemsetAsync");
 }
 
-// Rejects arguments that the binding rejects, for callers without the binding.
+// Rejects unsupported sizes, as the binding does, for callers without the binding.
 template <class Params>
 void check_sizes(const Params& p) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;

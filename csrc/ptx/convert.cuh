@@ -42,7 +42,7 @@ __device__ __forceinline__ float2 unpack(uint32_t x) {
   }
 }
 
-// Returns both elements of a register, with 0 in place of negative ones. NaN stays. Since sm_80.
+// Returns both elements of a register; negative ones become 0, NaN stays NaN. Requires sm_80.
 template <class T>
 __device__ __forceinline__ uint32_t relu(uint32_t x) {
   uint32_t r;

@@ -10,7 +10,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 }
 
 // Copies 16 bytes to shared memory, asynchronously. If !valid, writes zeros and does not read src.
-// Since sm_80.
+// Requires sm_80.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* src, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(src), "r"(bytes)

@@ -24,7 +24,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t sme
                : "memory");
 }
 
-// Stores four tiles from the registers to which ldmatrix_x4 loads them. Since sm_90.
+// Stores four tiles from the registers to which ldmatrix_x4 loads them. Requires sm_90.
 __device__ __forceinline__ void stmatrix_x4(uint32_t smem, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])

@@ -5,14 +5,14 @@
 
 namespace flash_dist {
 
-// Returns the larger of two numbers, NaN if one is NaN. Since sm_80.
+// Returns the larger of two numbers, or NaN if one is NaN. Requires sm_80.
 __device__ __forceinline__ float max_nan(float x, float y) {
   float r;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
   return r;
 }
 
-// Returns the elementwise maximum of two pairs of bf16. Since sm_80.
+// Returns the elementwise maximum of two pairs of bf16. Requires sm_80.
 __device__ __forceinline__ uint32_t max_bf16x2(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));

@@ -319,7 +319,8 @@ def _join(
     """Return packed q, k and v as one sequence, with a batch axis of size 1.
 
     Raises:
-        BoundariesError: The mask was made for other sequences; raised only if values are checked.
+        ValueError: The mask was made for other sizes; raised only if values are checked.
+        BoundariesError: The mask was made for other sequences; likewise.
     """
     if may_look(q):
         ends_q, ends_k = packing.cu_seqlens_q, packing.cu_seqlens_k

@@ -304,7 +304,7 @@ def _problem(document: _Document, q: Tensor, k: Tensor, v: Tensor, options: Opti
 
 
 def _weights(scores: Tensor, row_lse: Tensor) -> Tensor:
-    """Return exp(scores - lse), 0 in a row without a visible key."""
+    """Return exp(scores - lse), and 0 in rows without a visible key."""
     return (scores - row_lse).exp().masked_fill(row_lse == -torch.inf, 0.0)
 
 

@@ -55,7 +55,7 @@ def cut_bias(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
 
 
 def add_bias(logits: Tensor, bias: Tensor) -> Tensor:
-    """Return logits + bias, -inf where the bias masks a score."""
+    """Return logits + bias, and -inf where the bias masks a score."""
     return (logits + bias.to(logits.dtype)).masked_fill(bias <= MASKED, -torch.inf)
 
 

@@ -218,11 +218,11 @@ def make_lists(
 
 
 def _turns(by_key: TileList, lines: int, query_tiles: int) -> Tensor:
-    """Return the order of dQ for each entry of a list with `lines` lines of keys per plane.
+    """Return the place of each entry in the order in which a query tile's dQ is summed.
 
-    Every line with an entry for a query tile adds to the tile's dQ. The lines add one after the
-    other, the last line first. An entry's value is 2 * (number of lines that add before its own) +
-    (1 if no line adds after it).
+    The list `by_key` has `lines` lines of keys per plane. Every line with an entry for a query tile
+    adds to the tile's dQ. The lines add one after the other, the last line first. An entry's value
+    is 2 * (number of lines that add before its own) + (1 if no line adds after it).
     """
     line = torch.repeat_interleave(by_key.begin.diff())
     column = line // lines * query_tiles + by_key.entries[:, 0]  # query tile among all planes

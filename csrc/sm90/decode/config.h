@@ -1,4 +1,4 @@
-// Tiles, threads and shared memory of the kernel that reads a cache for many rows on Hopper.
+// Tiles, threads and shared memory of the multi-row decode kernel on Hopper.
 #pragma once
 
 #include "core/config.h"

@@ -1,4 +1,4 @@
-// Launches the kernel that reads a cache for many rows, and decides which calls its tiles serve.
+// Launches the multi-row decode kernel on Hopper, and decides which calls its tiles serve.
 #pragma once
 
 #include "core/decode_work.cuh"

@@ -272,8 +272,8 @@ struct FwdKvcacheTile {
       return &smem.parked[0][thread];
     }
   }
-  // Combines the group, which ends with key block j, with O of the previous groups, if any.
-  // is_last: this is the last group of the tile. Otherwise stores the result for the next group.
+  // Combines the group, which ends with key block j, with O of the previous groups, if any. Stores
+  // the result for the next group, unless is_last: the group is the last one of the tile.
   __device__ __forceinline__ void end_group(int j, bool is_last) {
     float4* const own = parked();
     float2* const stats =

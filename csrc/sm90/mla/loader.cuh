@@ -20,7 +20,7 @@ struct PanelPlace {
   uint32_t smem, full;
 };
 
-// Loads the keys of a split in one warp. While a key block is loaded, the cache locations of the
+// Loads, in one warp, the keys of a split. While a key block is loaded, the cache locations of the
 // next one are read from the block table: lane c has the location of the c-th run of 16 contiguous
 // keys.
 template <class Config>

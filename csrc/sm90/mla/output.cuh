@@ -1,5 +1,5 @@
-// Stores a consumer's columns of out, 16 bytes at a time. Before that, the four lanes that share a
-// row exchange its elements.
+// Stores lse, and a consumer's columns of out, 16 bytes at a time. Before a row of out is stored,
+// the four lanes that share it exchange its elements.
 #pragma once
 
 #include "core/decode_rows.cuh"

@@ -304,7 +304,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ void clear_missing() const {
     if (!this->template lacks_keys<0>() && !this->template lacks_keys<1>()) return;
     mbarrier_wait(shared_address(&smem_.theirs_full), number_ % 2);
-    barrier_sync(ALL_CONSUMERS, WARPGROUP);  // all warps have S
+    barrier_sync(ALL_CONSUMERS, WARPGROUP);  // all warps have completed S
     this->template clear_values<PART, Config::OWN>(own_values());
     this->template clear_values<1 - PART, Config::OWN>(shared_address(smem_.theirs));
     fence_proxy_async();  // orders these zeros before reads by wgmma and before the next copy

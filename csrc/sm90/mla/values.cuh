@@ -84,7 +84,7 @@ __device__ __forceinline__ bool find_group(const DecodeParams& p, const Splits& 
   return true;
 }
 
-// Loads P and the values of key blocks in one warp.
+// Loads, in one warp, P and the values of key blocks.
 template <class Config>
 __device__ __forceinline__ void load_values(const MlaSm90Params& params,
                                             typename Config::Smem& smem, const DecodeCursor& at,

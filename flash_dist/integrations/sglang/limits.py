@@ -72,7 +72,7 @@ def check_mode(mode: ForwardMode, allowed: Sequence[ForwardMode]) -> None:
 
 
 def check_layer(layer: RadixAttention, others: Mapping[str, object]) -> None:
-    """Raise if a layer, or an argument of another backend, is not supported.
+    """Raise if a layer is not supported, or if an argument that other backends take is set.
 
     Raises:
         NotImplementedError: The message says what is supported.

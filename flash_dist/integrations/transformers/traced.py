@@ -152,7 +152,7 @@ def _find_starts(
     position: int | Tensor,
     device: torch.device | str,
 ) -> Tensor:
-    """Return where sequences begin [batch, seqlen]; check that the mask is a band within them."""
+    """Return booleans [batch, seqlen], True where a sequence begins; check the band's edges."""
     batch, seqlen = sizes
     row = torch.arange(batch, device=device).unsqueeze(1)
     head = torch.zeros_like(row)

@@ -79,7 +79,7 @@ def extra_requirements() -> tuple[str, ...]:
 
 
 def requirements_of(manifest: Manifest) -> tuple[str, ...]:
-    """Return all requirements in METADATA of a wheel with this manifest."""
+    """Return the requirements in METADATA of a wheel with this manifest, except optional ones."""
     runtime = runtime_requirements(manifest.toolkit.cuda)
     return (f"torch>={manifest.torch_min}", *REQUIREMENTS, *manifest.dependencies, *runtime)
 

@@ -56,7 +56,7 @@ def explain_no_gpu(environment: Environment) -> CheckResult | None:
 
 
 def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
-    """Explain why libcuda is missing; None if the host has no other part of a driver either."""
+    """Explain why libcuda is missing; None if the host shows no sign of a driver or of WSL."""
     if host.stray_libcuda:
         folder = host.stray_libcuda.rpartition("/")[0]
         summary = f"libcuda.so.1 is in {folder}, which the loader does not search"

@@ -196,7 +196,7 @@ def describe_pass(release: Release) -> str:
 
 
 def print_audit(console: Console, result: AuditResult, *, kernels: bool = False) -> None:
-    """Print the sizes and the problems of a wheel of this package."""
+    """Print the size, targets and problems of a wheel of this package."""
     contents = result.contents
     budget = f" of {format_size(result.budget_bytes)}" if result.budget_bytes else ""
     size = f"{format_size(contents.size)}{budget}"

@@ -56,7 +56,8 @@ def _flat_fields() -> Iterator[Any]:
     yield ("origin", Origin, DEFAULT_ORIGIN)
     yield ("proof", str, "")
     for axis in AXES.every:
-        if axis.rule != "last":  # None if the kernel has no axes, or no value for this one
+        if axis.rule != "last":
+            # The value is None if the kernel has no axes, or no value for this one.
             yield (axis.name, str | None if axis.rule == "equal" else int | None, None)
 
 

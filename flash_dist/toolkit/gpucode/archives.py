@@ -42,7 +42,7 @@ _CONDA_PART = re.compile(r"pkg-[^/]+\.tar\.zst")
 
 @dataclass(frozen=True)
 class Library:
-    """A file that may contain GPU code. It is open while it is the current item."""
+    """A file that may contain GPU code, open until the iterator that yields it advances."""
 
     name: str  # its path, or its name in the archive
     archive: str  # path of the wheel or conda package; empty if it is in none

@@ -196,10 +196,11 @@ def _toolkits(kernels: Iterable[KernelInfo]) -> dict[int, str]:
 def _check_images(
     fatbin: Fatbin, report: FatbinReport, damaged: list[str]
 ) -> tuple[FatbinReport, tuple[KernelInfo, ...]]:
-    """Read every image, even relocatable ones; append a sentence on each problem to `damaged`.
+    """Read all SASS and PTX images; append at most MAX_WARNINGS error messages to `damaged`.
 
     Returns:
-        The report with the targets according to the images themselves, and all kernels.
+        The report with the targets that the images themselves state, and the kernels of all
+        undamaged images.
     """
     entries: dict[int, FatbinEntry] = dict(enumerate(report.entries))
     usable = [number for number, entry in entries.items() if entry.kind in {"sass", "ptx"}]

@@ -43,7 +43,7 @@ INDEX: Final = "https://pypi.org/simple"
 PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}
 # Groups for a separate folder or machine: their versions need not agree with other groups.
 ALONE: Final = ("image_oldest", "nvcc", "nvcc_aarch64", "nvcc12", "ptxas12")
-_MARK: Final = "#: "  # begins each line of a lock file with a requirement of its group
+_MARK: Final = "#: "  # prefix of the lines of a lock file that list its group's requirements
 
 
 class LockError(KernelsError):

@@ -2,8 +2,8 @@
 //
 // A role is the task of a kernel, a family is one implementation of a role. Several families may
 // serve a role: on each target the specific family is tried first. The general family follows if
-// the specific one is not built, does not load, or refuses the arguments. Axes tell the kernels of
-// a role apart; the package declares them.
+// the specific one is not built, does not load, refuses the arguments, or leaves half-filled calls
+// to it (is_meant). Axes tell the kernels of a role apart; the package declares them.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -157,7 +157,7 @@ def _describe_driver(left: Json) -> Iterator[Fact]:
         said = " ".join(filter(None, [release, speaks and f"(CUDA {speaks})"]))
     yield "Driver", _because(said, reason)
     kind = _LIBCUDA.get(host.pop("libcuda_kind", None) or "", "")
-    host.pop("libcuda_release", None)  # part of the file name of libcuda
+    host.pop("libcuda_release", None)  # not shown: libcuda's file name contains it
     yield "libcuda", " ".join(filter(None, [host.pop("libcuda", None), kind]))
     stray = host.pop("stray_libcuda", None)
     yield "libcuda elsewhere", f"{stray}, which the loader does not search" if stray else ""

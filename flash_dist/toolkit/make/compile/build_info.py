@@ -88,7 +88,7 @@ def make_manifest(
 
 
 def list_files(package: Path) -> Iterator[str]:
-    """Yield the files of a package, without libraries, build record and Python's caches.
+    """Yield the paths of a package's files, except libraries, manifest and Python's caches.
 
     Raises:
         ManifestError: The package has no `__init__.py`.

@@ -1,4 +1,4 @@
-"""Reads the parts of `[project]` that wheels depend on, and the requirements of wheels."""
+"""Reads and checks the keys of `[project]` that affect wheels, and the requirements of wheels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLDEST_TORCH: Final = (2, 10)  # native/CMakeLists.txt compiles for its stable A
 
 
 def read_project(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `[project]` after checking the keys that wheels depend on; setuptools checks the rest.
+    """Return `[project]` after checking the keys that affect wheels; setuptools checks the rest.
 
     Raises:
         DeclarationError: The table is missing, or one of these keys is missing or invalid.

@@ -64,8 +64,8 @@ class Family:
 
     Several families may serve a role. A family with `targets` is only for these targets, and is
     tried before the general family. The general family is the fallback: it serves a call if
-    `refuses`, a function in the header, rejects the arguments, or if the GPU has too little shared
-    memory.
+    `refuses`, a function in the header, rejects the arguments, if the GPU has too little shared
+    memory, or if the call is left to it (`leaves_half_filled`).
     """
 
     name: str

@@ -40,7 +40,7 @@ FOLDER: Final = "hub"
 METADATA: Final = "metadata.json"
 VERSION: Final = 1  # version of the kernel's interface for its users: `get_kernel(.., version=1)`
 
-# The package's name where sources name operators; elsewhere it is part of a text.
+# Matches the package's name only where sources name its operators.
 _OPERATORS: Final = re.compile(rf"(?<=\bops\.){NAME}\b|{NAME}(?=::)|(?<=Library\(\"){NAME}(?=\")")
 
 _SHORTEST: Final = 4  # fewest characters of a package name, to leave room for digits of the digest

@@ -65,7 +65,7 @@ def _name_arch(arch: Arch) -> str:
 
 
 def write(out: Path, artefacts: Sequence[Artefact]) -> list[Path]:
-    """Write the folder, and return the paths of the wheels.
+    """Write the wheels and their index to `out`, and return the paths of the wheels.
 
     Raises:
         ArtefactError: A default set is missing, or a label is too long.

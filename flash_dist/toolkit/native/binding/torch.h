@@ -43,7 +43,7 @@ inline int32_t torch_dtype(const Tensor& t) {
   return dtype;
 }
 
-// Returns the current stream of a GPU, a cudaStream_t.
+// Returns the current stream (cudaStream_t) of a GPU.
 inline void* current_stream(int device) {
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
                   "this torch was built without CUDA");
@@ -177,7 +177,7 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int dev
   return Tensor(handle);
 }
 
-// Allocates uninitialised contiguous memory with the sizes, dtype and GPU of t.
+// Allocates an uninitialised contiguous tensor with the sizes, dtype and GPU of t.
 inline Tensor allocate_like(const Tensor& t) {
   const auto shape = t.sizes();
   return allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
