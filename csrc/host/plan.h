@@ -126,7 +126,7 @@ struct BwdStep {
 
 struct BwdPlan {
   bool whole = false;             // one kernel computes dK, dV and dQ, one unit per block
-  bool fused = false;             // not whole: one kernel computes dK, dV and dQ
+  bool fused = false;             // one kernel computes dK, dV and dQ; whole is false
   bool spill = false;             // not fused: dQ = stored dS @ K; false: S and dP are recomputed
   int group_split = 1;            // blocks that share the query heads of one kv head
   int query_split = 1;            // fused: blocks that share the queries of each group split

@@ -58,7 +58,7 @@ class SplitPlanner : PlanGrid {
   }
 
   // Returns the number of query splits: as many as the device can run at a time, limited so that
-  // their partial sums fit half the budget. Returns 1 if these splits would save too little
+  // their partial sums fit in half the budget. Returns 1 if these splits would save too little
   // (LEAST_SAVED), for packed sequences, most of which may be short, and for lists of tiles.
   int choose_query_split(int group_split) const {
     if (packed() || shape_.mask.kind == MaskKind::TILES) return 1;
@@ -94,7 +94,7 @@ class SplitPlanner : PlanGrid {
   }
 
  private:
-  // Numbers of steps of queries without splits: of all blocks together, and of the longest block.
+  // Lengths without splits, in steps of queries: of all blocks together, and of the longest block.
   struct Lengths {
     int64_t all, longest;
   };
@@ -124,7 +124,7 @@ class SplitPlanner : PlanGrid {
     return best;
   }
 
-  // Returns how many partial sums of dK and dV fit half the budget.
+  // Returns how many partial sums of dK and dV fit in half the budget.
   int64_t most_sums() const {
     return budget_ / 2 /
            std::max<int64_t>(partial_bytes(1, shape_.head_dim + shape_.head_dim_v), 1);
