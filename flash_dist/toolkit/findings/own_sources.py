@@ -28,7 +28,7 @@ PACKAGE: Final = __name__.partition(".")[0]
 _FEWEST_WORDS: Final = 3
 _OPEN: Final = "\0"  # replaces a variable part
 
-_SKIPPED: Final = {"findings", "make"}  # messages of other programs; modules in no wheel
+_SKIPPED: Final = {"findings", "make"}  # folders: messages of other programs; modules in no wheel
 _FEWEST: Final = 9  # fewest letters of a sentence without its variable parts
 _SURE: Final = 24  # a sentence with at least this many letters may begin anywhere in a line
 _LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces
