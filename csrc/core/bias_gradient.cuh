@@ -44,7 +44,7 @@ struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// The tile of the bias that a block computes, and the block's visits.
+// The tile of the bias gradient that a block computes, and the block's visits.
 struct BiasBlock {
   int key_tile, query_tile;
   BiasPart part;

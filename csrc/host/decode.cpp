@@ -231,7 +231,7 @@ class Decode {
   }
 
   // Chooses the number of partials, and whether P is stored. There are as many partials as full
-  // caches need, if the budget allows. The partials that keep O of a work tile are needed for any
+  // caches need, if the budget allows. The partials that keep O of a work tile are needed with any
   // budget.
   void place(int64_t key_blocks, int64_t budget) {
     const int64_t partial = int64_t{p_.partial_rows} * (p_.columns * 4 + 8);

@@ -500,7 +500,7 @@ class Backward {
   }
 
   void take(const BwdChunk& chunk) {
-    p_.unit_begin = static_cast<int>(chunk.unit_begin);  // check_sizes() ensures that units fit int
+    p_.unit_begin = static_cast<int>(chunk.unit_begin);  // check_sizes() ensures that it fits
     p_.units = static_cast<int>(chunk.units);
     p_.key_begin = chunk.key_begin;
     p_.key_end = chunk.key_end;

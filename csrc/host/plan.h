@@ -126,8 +126,8 @@ struct BwdStep {
 
 struct BwdPlan {
   bool whole = false;             // one kernel computes dK, dV and dQ, one unit per block
-  bool fused = false;             // not whole: one kernel computes dK, dV and dQ
-  bool spill = false;             // unless fused: dQ = stored dS @ K; if false, dS is recomputed
+  bool fused = false;             // one kernel computes dK, dV and dQ; whole is false
+  bool spill = false;             // not fused: dQ = stored dS @ K; false: S and dP are recomputed
   int group_split = 1;            // blocks that share the query heads of one kv head
   int query_split = 1;            // fused: blocks that share the queries of each group split
   bool first_keys_first = false;  // fused: sum dQ from the first keys to the last

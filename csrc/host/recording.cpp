@@ -11,7 +11,7 @@ namespace flash_dist {
 
 namespace {
 
-// Describes the softmax scale, and the factors of the score modification (softcap, ALiBi).
+// Describes softmax_scale, and the fields of ScoreParams that are filled in at the call.
 std::string describe_scores(float softmax_scale, const ScoreParams& scores) {
   std::ostringstream text;
   text.precision(std::numeric_limits<float>::max_digits10);

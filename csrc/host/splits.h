@@ -94,7 +94,7 @@ class SplitPlanner : PlanGrid {
   }
 
  private:
-  // Numbers of steps of queries without splits: of all blocks together, and of the longest block.
+  // Lengths without splits, in steps of queries: of all blocks together, and of the longest block.
   struct Lengths {
     int64_t all, longest;
   };

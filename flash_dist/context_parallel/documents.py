@@ -155,7 +155,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a call besides q, k and v, its plan, and the masks of its steps so far."""
+    """A call's arguments other than q, k and v, with its plan and the masks of its steps so far."""
 
     ring: Ring
     problem: Problem

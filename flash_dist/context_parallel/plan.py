@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 ByStep = dict[int, slice]
 
-ROWS: Final = 128  # queries of which only the smallest first_key is exchanged
-# A range of keys begins at a multiple of this number. The number is a multiple of most kernels' key
-# block sizes, so a kernel sums over the same key blocks as in a call with all keys.
+ROWS: Final = 128  # ranks exchange only the smallest first_key of this many queries
+# A range of keys begins at a multiple of this number, which the key blocks of most kernels divide.
+# So a kernel sums over the same key blocks as in a call with all keys.
 KEYS: Final = 384
 NEVER: Final = 1 << 52  # greater than any token; exact in a float, which `pad` takes
 
@@ -108,7 +108,7 @@ def find_key_ranges(smallest: list[list[int]], seqlen: int) -> dict[tuple[int, i
     """Return the keys that each rank needs from each other rank, by (rank, other rank).
 
     A token attends to all tokens from its first key up to itself. So a chunk attends to the end of
-    one earlier chunk and to all chunks between them: of another rank's two chunks, one range.
+    an earlier chunk and to all chunks between the two. Of another rank's tokens, this is one range.
 
     Args:
         smallest: For each rank, the smallest first keys of its two chunks.

@@ -1,4 +1,4 @@
-"""A band of keys around the diagonal: a mask that kernels compute from three integers."""
+"""A band of keys around the diagonal, which kernels compute from left, right and bottom_right."""
 
 from __future__ import annotations
 

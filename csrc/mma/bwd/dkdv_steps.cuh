@@ -34,7 +34,7 @@ struct DkdvWarp {
   __device__ __forceinline__ int team() const { return number / Config::SPLIT; }
 };
 
-// The warp's sums dK and dV of its keys. With SPLIT > 1, only of its part of the columns.
+// The warp's dK and dV of its keys; with SPLIT > 1, only its part of the columns.
 template <class Config>
 using DkSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM / 8 / Config::SPLIT>;
 template <class Config>
@@ -231,7 +231,7 @@ struct DkdvCompute {
       }
       step.take_cap(pt, pt, sub);
       step.template score_gradients<ScoreMod::MAYBE>(dst, pt, sub);
-      // dS^T to the workspace; dK += dS^T @ Q            [ROWS, HEAD_DIM]
+      // Stores dS^T if it has a slot. dK += dS^T @ Q     [ROWS, HEAD_DIM]
       uint8_t* gDs = step.gDs();
 #pragma unroll
       for (int k = 0; k < Config::SUB_M / 16; ++k) {
@@ -302,7 +302,7 @@ struct DkdvCompute {
         for (int m = 0; m < MT; ++m) get_fragment(rP[m], sP + (m * BLOCKS + k) * FRAGMENT_BYTES);
         gemm_ab_step<Target, T, Config::HEAD_DIM_V, SPLIT>(dv, rP, b_dv, k * 16);
       }
-      // dS^T to the workspace; dK += dS^T @ Q            [ROWS, HEAD_DIM / SPLIT]
+      // Stores dS^T if it has a slot. dK += dS^T @ Q     [ROWS, HEAD_DIM / SPLIT]
 #pragma unroll
       for (int k = 0; k < BLOCKS; ++k) {
         uint32_t rDs[MT][4];

@@ -93,7 +93,7 @@ struct BlockPair {
     tile.combine(group);
     store_result(p, tile, at, own);
   }
-  // Arrives at the barriers of send() and finish(), in a second block without key blocks.
+  // Waits at the barriers of send() and finish(), in a second block without key blocks.
   __device__ __forceinline__ static void finish() {
     cluster_wait();
     cluster_sync();

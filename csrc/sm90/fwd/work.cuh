@@ -61,7 +61,7 @@ struct FwdSm90Work {
   static constexpr int NO_TILE = -1;  // value of block.row0 that marks the end
 };
 
-// A query tile that also holds the steps of each warpgroup.
+// A query tile with the steps of each warpgroup.
 template <int CONSUMERS>
 struct FwdSm90SkippingWork : FwdSm90Work {
   StepBounds own[CONSUMERS];  // one for the 64 queries of each warpgroup

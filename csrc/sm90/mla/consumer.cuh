@@ -119,7 +119,7 @@ class LatentConsumerBase {
     const RowSpan rows = rows_that_exist<TILE>();
     return rows.first > 0 || rows.end < Config::BLOCK_N;
   }
-  // Sets masked scores of tile TILE to -inf. Returns which rows have all visible keys in this tile.
+  // Sets masked scores of tile TILE to -inf. Returns which rows attend to no other tile.
   template <int TILE>
   __device__ __forceinline__ SeeOneTile mask(Scores& s) const {
     if (all_visible()) return {};

@@ -9,9 +9,9 @@
 //           the other block, through one of SLOTS places in that block's memory. When a block sends
 //           P of key block n, it has received P of key block n - 1 from the other block. The other
 //           block sent that after it had read P of key block n - 2, so the slot is free.
-// Shared    Q. From the block's own tile, whose S it computes: the block's columns, in two buffers,
-//           so that the next ones arrive during P @ V; and the other columns, which are read only
-//           for S. From the other tile: the block's columns.
+// Shared    Q. From the block's own tile, whose S it computes: the block's columns, in two
+//           buffers, so that the next ones arrive during P @ V; and the other columns, which are
+//           read only for S. From the other tile: the block's columns.
 #pragma once
 
 #include "core/softmax.cuh"
@@ -39,7 +39,7 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
   // Bytes per warp: P, tops and sums.
   static constexpr int WARP_SLOT_BYTES = STEPS * 32 * 16 + 8 * 16;
 
-  // Returns panel number i of the block's own tile, in the order in which S uses the panels. The
+  // Returns the i-th panel of the block's own tile, in the order in which S uses the panels. The
   // block's columns come first.
   __device__ __forceinline__ static int own_panel(int part, int i) {
     return Base::scores_panel(part, i);
@@ -125,7 +125,7 @@ class PairKeys : LatentKeyLoader<Config> {
                                                      const uint64_t& full) {
     return {panel, shared_address(panels) + number * Tile::BYTES, shared_address(&full)};
   }
-  // Loads COUNT panels of the block's own tile, from panel FIRST on, in the order of own_panel().
+  // Loads COUNT panels of the block's own tile, from panel FIRST on in the order of own_panel().
   template <int FIRST, int COUNT>
   __device__ __forceinline__ void load(const uint8_t* panels, const uint64_t (&full)[COUNT]) const {
     this->template load_panels<COUNT>(part_, [&](int i) {
@@ -295,7 +295,7 @@ class PairConsumer : LatentConsumerBase<Config> {
     wgmma_commit();
   }
 
-  // Returns the address of the values in this block's own tile, in this block's columns.
+  // Returns the address of the values in the block's own tile, in the block's columns.
   __device__ __forceinline__ uint32_t own_values() const {
     return shared_address(smem_.own[number_ % Config::OWN_TILES]);
   }
@@ -314,7 +314,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32 % 4; }
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // Sends P of this block's own tile, with tops and sums, to the other block.
+  // Sends P of the block's own tile, with tops and sums, to the other block.
   template <int PART>
   __device__ __forceinline__ void send(const Weights& weights, const float (&top)[2],
                                        const float (&sum)[2]) const {

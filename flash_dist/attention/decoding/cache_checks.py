@@ -57,7 +57,7 @@ class Supported(NamedTuple):
 
 
 def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: bool) -> Supported:
-    """Check that the tensors fit together; return which of q, k and v kernels can read in place.
+    """Check that the tensors fit together; return which of q, k, v the kernels can read in place.
 
     Args:
         tensors: The tensors of `CallLayouts`, in its order.

@@ -1,4 +1,4 @@
-"""Time runs in sustained loops, in rounds of alternating order.
+"""Measure runs in sustained loops, in rounds of alternating order.
 
 Under load, a GPU with a power limit lowers its clock within tens of milliseconds. The clock then
 depends on the work, so a short burst on a cool GPU is not representative. Therefore each baseline

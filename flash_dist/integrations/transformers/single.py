@@ -1,4 +1,4 @@
-"""Attention of a single query, for `generate`: reads nothing on the host.
+"""Attention of a single query, for `generate`. No tensor is read on the host.
 
 flash_attn_with_kvcache reads the keys in place, so a sequence has the same bits in any batch,
 whatever its padding. Calls with a bias go to flash_attn_func. Other calls that the cache function

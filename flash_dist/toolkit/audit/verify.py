@@ -63,7 +63,7 @@ _SILENT: Final = (".tar.gz", ".pyz")  # files of a release that list no contents
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of verifying one wheel or conda package."""
+    """Result of verifying one file of a release."""
 
     path: str
     sha256: str  # empty: unreadable

@@ -104,7 +104,7 @@ def find_outer(reason: str) -> Entry | None:
 
 
 def _retry_fix(environment: Environment) -> str:
-    """Return the fix: first unset the loader's variables, which costs nothing, then reinstall."""
+    """Return the fix: first unset any loader variables, which costs nothing, then reinstall."""
     named = [name for name in LOADER_VARIABLES if environment.variables.get(name)]
     reinstall = "reinstall torch" if environment.loading.stage == "torch" else reinstall_fix()
     return f"`unset {' '.join(named)}` and try again; otherwise {reinstall}" if named else reinstall

@@ -28,9 +28,9 @@ PACKAGE: Final = __name__.partition(".")[0]
 _FEWEST_WORDS: Final = 3
 _OPEN: Final = "\0"  # replaces a variable part
 
-_SKIPPED: Final = {"findings", "make"}  # messages of other programs; modules in no wheel
-_FEWEST: Final = 9  # fewest characters of a sentence without spaces and variable parts
-_SURE: Final = 24  # with at least this many characters, a sentence may begin anywhere in a line
+_SKIPPED: Final = {"findings", "make"}  # folders: messages of other programs; modules in no wheel
+_FEWEST: Final = 9  # fewest letters of a sentence without its variable parts
+_SURE: Final = 24  # a sentence with at least this many letters may begin anywhere in a line
 _LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces
 _LONGEST_NAME: Final = 40  # a variable part that begins a sentence has fewer characters
 _MOST_TRIES: Final = 200  # maximum places to try as the beginning of a sentence

@@ -26,7 +26,7 @@ def complain(error: object) -> None:
 
 
 def command(main: Callable[Words, int]) -> Callable[Words, int]:
-    """Make a command print an expected error as a sentence and return status 1."""
+    """Make a command print an expected error and return 1; return 128 + N after signal N."""
 
     @functools.wraps(main)
     def run(*args: Words.args, **options: Words.kwargs) -> int:

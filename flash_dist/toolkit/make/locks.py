@@ -177,7 +177,7 @@ def _write_package(package: Mapping[str, Any]) -> str:
 
 
 def _is_ours(wheel: str) -> bool:
-    """Tell if one of our Pythons on one of our CPUs can install a wheel of this name."""
+    """Tell if a supported Python on a supported CPU can install a wheel of this name."""
     from packaging.utils import parse_wheel_filename  # noqa: PLC0415 - absent in a container
 
     tags = parse_wheel_filename(wheel.replace("%2B", "+"))[3]

@@ -14,8 +14,8 @@ KERNEL_API const char* KERNEL_C(last_error)();
 // length without the final NUL. They need no torch; only select_json() needs a GPU.
 KERNEL_API int64_t KERNEL_C(variants_json)(char* buffer, int64_t size);
 // select_json() loads the kernels that it reports. The question restricts them by the role and the
-// axes of a call ("role=fwd dtype=bf16"). An empty question means all kernels, and compiles PTX
-// even for kernels that no call needs.
+// axes of a call ("role=fwd dtype=bf16"). An empty question asks for all kernels; the
+// driver then compiles PTX even for kernels that no call needs.
 KERNEL_API int64_t KERNEL_C(select_json)(int device, const char* question, char* buffer,
                                          int64_t size);
 KERNEL_API int64_t KERNEL_C(last_variant_json)(char* buffer, int64_t size);

@@ -33,7 +33,11 @@ def group_checks(checks: Sequence[Json]) -> list[Group]:
 
 
 def list_steps(groups: Sequence[Group], statuses: Sequence[str]) -> Iterator[Markup]:
-    """Yield the fixes for the checks with these statuses; a fix appears once per status."""
+    """Yield list items for the checks with these statuses.
+
+    Checks with the same status, id and fix share an item. Without a fix, an item shows the
+    first detail of its check.
+    """
     steps: dict[tuple[object, ...], list[Group]] = {}
     for status in statuses:
         for group in groups:

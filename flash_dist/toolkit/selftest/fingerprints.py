@@ -102,7 +102,7 @@ class Agreement:
     gpu: str = ""  # the recorded GPU
     recorded: str = ""  # date of the recording
     mismatches: tuple[Mismatch, ...] = ()
-    nearest: str = ""  # text on recorded GPUs that differ only in multiprocessors
+    nearest: str = ""  # text about recorded GPUs that differ only in multiprocessor count
 
     def __bool__(self) -> bool:
         return not self.mismatches

@@ -164,7 +164,7 @@ def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device])
 
 
 def name_driver(branch: int | None, devices: Iterable[Device] = ()) -> str:
-    """Name the oldest suitable driver: `NVIDIA driver 580 or newer`.
+    """Name the suitable drivers: `NVIDIA driver 580 or newer`.
 
     Args:
         branch: The oldest suitable branch; None if no known branch is suitable.

@@ -172,7 +172,7 @@ class Build:
 
     @cached_property
     def fallbacks(self) -> Fallbacks:
-        """The manifest's fallbacks, or fallbacks inferred from family names."""
+        """The manifest's fallbacks, or fallbacks inferred from families and their roles."""
         return self.told_fallbacks or Fallbacks.infer({v.family: v.key.role for v in self.variants})
 
     def keys_for(self, device: Device) -> tuple[KernelKey, ...]:

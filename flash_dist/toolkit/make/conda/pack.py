@@ -26,7 +26,7 @@ from .repodata import write_repodata
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OWNER: Final = b"conda\n"  # pip then leaves the files to conda
+_OWNER: Final = b"conda\n"  # content of INSTALLER: pip leaves the files to conda
 _OLDEST: Final = 315532800  # 1980, the first year of zip; rattler-build panics on earlier times
 
 

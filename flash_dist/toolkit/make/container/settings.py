@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PYTHON: Final = "cp311"  # one Python builds wheels for all Pythons
 PROJECT: Final = "/project"  # where cibuildwheel puts the tree in the container
 TESTED_TORCH: Final = name_variable(NAME)
-# The variables that enter the container.
+# Environment variables that are passed to the container.
 PASSED: Final = (
     "CXX",
     NAMED,

@@ -84,7 +84,7 @@ def find_running(dist: Path) -> dict[int, str]:
 
 @contextmanager
 def _marked(dist: Path) -> Iterator[None]:
-    """Mark the processes that this process starts in the context as part of this release.
+    """Mark processes that are started within the context as part of this release.
 
     Raises:
         StepError: Processes of another release that writes to this folder are running.
