@@ -49,7 +49,7 @@ class LatentLayouts(NamedTuple):
 
 
 class Supported(NamedTuple):
-    """For queries, new keys and new values: True if kernels can read the strides, or if absent."""
+    """For queries, new keys and new values: True if kernels read them in place, or if None."""
 
     q: bool
     k: bool
