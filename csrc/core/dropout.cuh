@@ -149,7 +149,7 @@ template <bool TRANSPOSED, int MT, int NT, class Each>
 __device__ __forceinline__ void for_scores_kept(const DropoutParams& p, const DropoutPlace& at,
                                                 const Each& each) {
   static_assert(NT == 1 || NT % 2 == 0);
-  const int half = (TRANSPOSED ? at.row0 : at.key0) / 8 % 2;  // for scores with only 8 columns
+  const int half = (TRANSPOSED ? at.row0 : at.key0) / 8 % 2;  // NT = 1: which 8 of 16 columns
 #pragma unroll
   for (int j = 0; j < (NT + 1) / 2; ++j) {
     const int row0 = at.row0 + (TRANSPOSED ? j * 16 : 0),

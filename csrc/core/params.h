@@ -85,7 +85,7 @@ inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, 
 
 // The largest soft cap c for which kernels may compute c * tanh(x) as c * (1 - 2 / (1 + e^2x)): the
 // error, c * 2^-23, is small enough for 16-bit operands. Larger caps need tanh_near(), which only
-// the general families have.
+// the general families and the decode kernels have.
 constexpr float FAST_CAP = 100.0f;
 
 // Limits of softmax_scale / cap, within which the powers in the polynomial of sm90/score_mod.cuh

@@ -158,9 +158,9 @@ class Decode {
     return make_key(role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v});
   }
 
-  // Tells if two blocks should compute each work tile together: if the tile's key blocks form one
-  // group, and there is at most one tile per multiprocessor. For few long tiles, more than two
-  // blocks per tile are faster.
+  // Tells if two blocks should compute each work tile together: if tiles have few rows and two or
+  // more key blocks that form one group, and there is at most one tile per multiprocessor. For few
+  // long tiles, more than two blocks per tile are faster.
   bool suits_pairs() const {
     const int64_t key_blocks = longest_key_blocks();
     if (most_rows(p_) > FEW_ROWS || key_blocks == 1 || key_blocks > GROUP_BLOCKS) return false;

@@ -452,11 +452,11 @@ class Backward {
     launch_with_weights(fused_);
   }
 
-  // Returns how many groups of blocks run side by side, at least two: consecutive blocks then
-  // belong to different heads and do not wait for each other's semaphores. Usually Q, dO and the
-  // fp32 dQ of one query head of each of these groups fill half of L2. If all blocks start at the
-  // same queries, or if there are few waves of blocks, Q, dO and dQ of all query heads of these
-  // groups are twice as large as L2.
+  // Returns how many groups of blocks run side by side, at least two if there are two: consecutive
+  // blocks then belong to different heads and do not wait for each other's semaphores. Usually Q,
+  // dO and the fp32 dQ of one query head of each of these groups take at most half of L2. If all
+  // blocks start at the same queries, or if there are few waves of blocks, Q, dO and dQ of all
+  // query heads of these groups take at most twice the size of L2.
   int fused_heads_together() const {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
     // With query splits, all groups of a split run side by side.

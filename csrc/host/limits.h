@@ -10,8 +10,8 @@
 namespace flash_dist {
 
 constexpr int64_t ROW_MARGIN = 128;  // the largest tile, which kernels may add to a row index
-// Maximum sequence length. Up to this length, the sum of a position, a difference of positions and
-// a side of a band fits in the kernels' 32 bits.
+// Maximum sequence length. Up to this length, the sum of a query's index, seqlen_k - seqlen_q and a
+// side of a band fits in the kernels' 32 bits.
 constexpr int64_t MAX_SEQLEN = UNBOUNDED - ROW_MARGIN;
 // Maximum length of a packed axis. For queries, ROW_MARGIN rows per sequence count too
 // (core/sequence.cuh).

@@ -1,4 +1,4 @@
-// Maxima of floats and of bf16 pairs, and loads of floats that other blocks change.
+// Maxima of floats and of bf16 pairs, relaxed loads of floats, and a compiler barrier for a float.
 #pragma once
 
 #include <cstdint>

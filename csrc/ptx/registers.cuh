@@ -26,7 +26,7 @@ __device__ __forceinline__ void forget(uint32_t& x, uint32_t& y) {
 }
 
 // Returns x, opaque to the compiler. Otherwise the compiler would compute addresses from x before
-// the loop, where they would occupy registers.
+// the loop that uses them, and hold them in registers.
 __device__ __forceinline__ int64_t fresh(int64_t x) {
   asm volatile("" : "+l"(x));
   return x;

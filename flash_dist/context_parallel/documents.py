@@ -69,7 +69,7 @@ class Sums:
 
     @classmethod
     def of(cls, x: Tensor, ranges: ByStep, dtype: torch.dtype) -> Sums:
-        """Convert the ranges of all steps but step 0 to `dtype`; views if x has that dtype."""
+        """Convert the ranges of all steps but 0 to `dtype`; they stay views if x has that dtype."""
         others = unite(tokens for step, tokens in ranges.items() if step > 0)
         return cls(x, [(tokens, x[:, tokens].to(dtype)) for tokens in others])
 

@@ -52,7 +52,7 @@ def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
 
 
 def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
-    """Return [batch, 2]: first and end key that any query of any head attends to.
+    """Return [batch, 2]: first key and end of the keys that any query of any head attends to.
 
     Without a visible key they are (0, 0).
 

@@ -9,9 +9,9 @@
 //           the other block, through one of SLOTS places in that block's memory. When a block sends
 //           P of key block n, it has received P of key block n - 1 from the other block. The other
 //           block sent that after it had read P of key block n - 2, so the slot is free.
-// Shared    Q. From the block's own tile, whose S it computes: the block's columns, in two
-//           buffers, so that the next ones arrive during P @ V; and the other columns, which are
-//           read only for S. From the other tile: the block's columns.
+// Shared    Q. Of the block's own tile, whose S it computes: the block's columns, in two buffers,
+//           so that those of the next key block arrive during P @ V; and the other columns, which
+//           are read only for S. Of the other block's tile: the columns of this block.
 #pragma once
 
 #include "core/softmax.cuh"
@@ -39,8 +39,8 @@ struct MlaPairSm90Config : MlaSm90ConfigOf<MlaPairSm90Plan<HEAD_DIM, HEAD_DIM_V,
   // Bytes per warp: P, tops and sums.
   static constexpr int WARP_SLOT_BYTES = STEPS * 32 * 16 + 8 * 16;
 
-  // Returns the i-th panel of the block's own tile, in the order in which S uses the panels. The
-  // block's columns come first.
+  // Returns the panel of the block's own tile that is number i in the order in which S uses the
+  // panels. The block's columns come first.
   __device__ __forceinline__ static int own_panel(int part, int i) {
     return Base::scores_panel(part, i);
   }
@@ -177,7 +177,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   }
 
  private:
-  // Returns the parity of the phase that fills the block's own tile of the key block that is
+  // Returns the parity of the phase that fills this block's own tile of the key block that comes
   // `ahead` key blocks after this one.
   __device__ __forceinline__ int parity(int ahead) const {
     return (number_ + ahead) / Config::OWN_TILES % 2;
@@ -295,7 +295,7 @@ class PairConsumer : LatentConsumerBase<Config> {
     wgmma_commit();
   }
 
-  // Returns the address of the values in the block's own tile, in the block's columns.
+  // Returns the address of this block's columns of V in its own tile.
   __device__ __forceinline__ uint32_t own_values() const {
     return shared_address(smem_.own[number_ % Config::OWN_TILES]);
   }
@@ -314,7 +314,7 @@ class PairConsumer : LatentConsumerBase<Config> {
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32 % 4; }
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // Sends P of the block's own tile, with tops and sums, to the other block.
+  // Sends P of this block's own tile, with tops and sums, to the other block.
   template <int PART>
   __device__ __forceinline__ void send(const Weights& weights, const float (&top)[2],
                                        const float (&sum)[2]) const {
@@ -334,7 +334,7 @@ class PairConsumer : LatentConsumerBase<Config> {
                       full);
     }
   }
-  // Receives P, tops and sums of the other tile.
+  // Receives P, tops and sums of the other block's tile.
   __device__ __forceinline__ void take(Weights& weights, float (&top)[2], float (&sum)[2]) const {
     const int slot = number_ % Config::SLOTS;
     const uint32_t full = shared_address(&smem_.slot_full[slot][warp()]);

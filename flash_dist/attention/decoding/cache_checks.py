@@ -49,7 +49,7 @@ class LatentLayouts(NamedTuple):
 
 
 class Supported(NamedTuple):
-    """For queries, new keys and new values: True if kernels can read the strides, or if absent."""
+    """True for queries, new keys and new values that kernels read in place, or that are None."""
 
     q: bool
     k: bool

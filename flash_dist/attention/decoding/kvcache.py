@@ -183,7 +183,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         rotary = _make_rotary(rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
     # Number of positions, from cache_seqlens on, whose rotary angles new keys and queries need.
     steps = max(seqlen_new, 1 if band.is_full else q.shape[1])
-    # On the CPU, check all values before anything is written.
+    # Check values before anything is written: on the CPU, or on a GPU if FLASH_DIST_CHECK=1.
     if may_wait() if on_gpu else new is not None and not symbolic:
         cache.check_values(seqlen_new, None if rotary_cos is None else rotary_cos.shape[0], steps)
     budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()

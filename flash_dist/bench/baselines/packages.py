@@ -80,7 +80,7 @@ def _make_flash_attention(base: str, problem: Problem, *, deterministic: bool) -
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         found = func(q, k, v, **wanted)
-        out: Tensor = found[0] if isinstance(found, tuple) else found  # or (out, lse)
+        out: Tensor = found[0] if isinstance(found, tuple) else found  # some return (out, lse)
         return out
 
     return attend

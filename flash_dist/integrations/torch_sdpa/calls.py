@@ -185,7 +185,7 @@ def _read_packing(
 
 
 def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | None:
-    """Return the tensors, copied if our kernels cannot read their strides; None if unsupported."""
+    """Return the tensors, copied if kernels cannot read them in place; None if unsupported."""
     if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
         return None  # torch's meta kernels report a result with the head_dim of query
     if query.shape[-1] % HEAD_DIM_STEP:  # torch's function pads head_dim before it calls operators

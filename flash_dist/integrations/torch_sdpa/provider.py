@@ -133,7 +133,7 @@ def _require_no_gradient(*tensors: Tensor) -> None:
 
 
 def _forward_inplace(out: Tensor, *args: Any, **options: Any) -> Tensor | None:  # noqa: ANN401
-    """Copy the result into `out`, and return lse."""
+    """Copy the result into `out`, and return lse; None if the call is not supported."""
     results = _forward(*args, **options)
     if results is None:
         return None

@@ -20,8 +20,8 @@ class Padding(NamedTuple):
     """Padding of the keys; on the host, except in a graph."""
 
     exists: Tensor  # booleans [batch, seqlen_k], False for padding
-    first: Tensor  # [batch], the first key that is not padding; 0 if all keys are padding
-    end: Tensor  # [batch], one more than the last key that is not padding; 0 if all are
+    first: Tensor  # [batch], first key that is not padding; 0 if all keys are padding
+    end: Tensor  # [batch], last key that is not padding, plus 1; 0 if all keys are padding
 
     @classmethod
     def of(cls, exists: Tensor) -> Padding:

@@ -178,7 +178,7 @@ def _has(archs: Iterable[Arch], required: Arch) -> bool:
 
 
 def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> list[int]:
-    """Return the fatbins with kernels, or all if no kernel is known.
+    """Return the numbers of the fatbins with kernels, or of all if no kernel is known.
 
     All unregistered fatbins count as one fatbin.
     """

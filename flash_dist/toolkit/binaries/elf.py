@@ -60,7 +60,7 @@ class Section(NamedTuple):
 
     @property
     def is_code(self) -> bool:
-        """Tell if the section holds code."""
+        """Tell if the section is executable."""
         return bool(self.flags & EXECUTABLE)
 
     @property

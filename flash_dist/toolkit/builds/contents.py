@@ -86,7 +86,7 @@ class WheelContents:
     manifest: Manifest
     images: tuple[Image, ...]
     linkage: dict[str, Linked]  # by member name
-    warnings: tuple[str, ...] = ()  # images that the fat binary reader could not interpret
+    warnings: tuple[str, ...] = ()  # what the fat binary reader could not interpret
 
     @property
     def file_name(self) -> str:

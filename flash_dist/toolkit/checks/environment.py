@@ -159,7 +159,7 @@ def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
 
 
 def gather_gpus(installed: Installed | None = None, cuda: Cuda | None = None) -> Environment:
-    """Examine this machine, but not this package's files and whether they load.
+    """Examine this machine, but neither this package's files nor whether they load.
 
     Args:
         installed: The build to judge; None for no build.

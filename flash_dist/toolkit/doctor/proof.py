@@ -68,7 +68,8 @@ class Proof:
         self._timeout = timeout
         self._child = child
         self._references = references
-        self.working: Working = lambda _: nullcontext(lambda _: None)  # shows progress
+        # Shows progress. This default shows none.
+        self.working: Working = lambda _: nullcontext(lambda _: None)
         self._launched: set[str] = set()
         self.together: SideBySide | None = None
         self.proven: list[tuple[Gpu, Setting, tuple[Fingerprint, ...]]] = []

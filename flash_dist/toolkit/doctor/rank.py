@@ -127,7 +127,7 @@ def prove_rank(
 def _describe_cpu(
     rank: Rank, host: str, environment: Environment, report: SelftestReport
 ) -> Member:
-    """Return the member for a rank without a GPU; its setting names what decides the CPU's bits."""
+    """Return the member for a rank without a GPU; its setting describes its CPU and torch."""
     where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
     own = make_fingerprints(report, {}, "")
     result = replace(check_selftest(report), data={}, name="selftest cpu")

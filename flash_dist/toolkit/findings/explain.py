@@ -29,7 +29,7 @@ _OWN_FILE: Final = f"{__name__.partition('.')[0]}/"
 
 @dataclass(frozen=True)
 class Explanation:
-    """An entry and a title for this message, which is shown in place of the entry's title."""
+    """The entry for a message or id, and a title that replaces the entry's own in the output."""
 
     entry: Entry
     summary: str

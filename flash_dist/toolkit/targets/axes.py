@@ -334,7 +334,7 @@ class Axes:
 
 
 def is_plain(key: KernelKey) -> bool:
-    """Tell if a kernel is from a plain file. Its role is the file name; dispatchers ignore it."""
+    """Tell if a kernel is from a plain .cu file: it has no axes, and its role is the file stem."""
     return not (key.words or key.sizes)
 
 

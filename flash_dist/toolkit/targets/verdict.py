@@ -345,7 +345,7 @@ def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVe
 
 
 def _lacks_room(key: KernelKey, axes: Axes, device: Device) -> str:
-    """Say which size a GPU has no room for; empty if there is none."""
+    """Say which size a GPU has no room for; empty if it has room for all sizes."""
     for axis, size in zip(axes.of("holds"), key.sizes, strict=False):
         floor = axis.floor_of(size)
         if device < floor:
@@ -356,8 +356,8 @@ def _lacks_room(key: KernelKey, axes: Axes, device: Device) -> str:
 def _closeness(variant: Variant) -> tuple[int, int, bool, int, bool]:
     """Return a sort key, best first, for variants that run equally well.
 
-    Newest target, then suffix `a` before `f` before none, then families for some targets, then the
-    largest plan, then variants that do not come last.
+    Newest target, then suffix `a` before `f` before none, then families that are only for some
+    targets, then the largest plan, then variants that do not come last.
     """
     arch = variant.arch
     suffix = ("a", "f", "").index(arch.suffix)

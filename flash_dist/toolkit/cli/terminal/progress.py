@@ -35,7 +35,7 @@ class Seldom:
         self._said = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a line on stderr, unless the previous line is too recent."""
+        """Print a line on stderr, unless the previous line or the start is too recent."""
         if time.monotonic() - self._said >= self._every:
             self._said = time.monotonic()
             complain(printable(text))

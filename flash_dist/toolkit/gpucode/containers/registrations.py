@@ -62,7 +62,7 @@ class Loaded:
 
     @property
     def code(self) -> list[Part]:
-        """The parts of the file that contain code."""
+        """The parts of the file that are executable sections."""
         return [Part(one.offset, one.end) for one in self._sections if one.is_code]
 
     def parts(self, without: Iterable[Part]) -> list[Part]:
@@ -79,7 +79,7 @@ class Loaded:
         return (section.name, section.end) if section else ("no section", self._size)
 
     def is_code(self, place: int) -> bool:
-        """Tell if an offset is in a section with code."""
+        """Tell if an offset is in an executable section."""
         section = self._find(place)
         return section is not None and section.is_code
 

@@ -112,7 +112,7 @@ def hash_sources(root: Path = ROOT) -> str:
 
 
 def _list_sources(root: Path) -> dict[PurePosixPath, Path]:
-    """Return the paths of the project's and the toolkit's sources of the libraries, by name."""
+    """Return the project's and the toolkit's sources for the libraries, by name."""
     product = PRODUCT_FILE if EMBEDDED else PYPROJECT
     places = [root / place.relative_to(ROOT) for place in (*load_project().compiled, product)]
     own = (NATIVE, TOOLKIT / "make" / "kernels")

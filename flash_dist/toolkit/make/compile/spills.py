@@ -46,7 +46,7 @@ class SpillVerdict:
     lines: tuple[str, ...]  # one per rejected kernel, with its targets, or per warning
     spilling: int  # number of rejected kernels
     unused: tuple[str, ...]  # patterns of exceptions that match no kernel
-    worst: str = ""  # pattern that matches the kernel with the most spills
+    worst: str = ""  # pattern for the rejected kernel with the most spills
     most: int = 0  # spilled bytes of that kernel
 
     def __bool__(self) -> bool:

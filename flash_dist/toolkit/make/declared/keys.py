@@ -111,7 +111,7 @@ def spell(value: object, most: int = 60) -> str:
         return f"`{show(value)}`"
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    except (ValueError, RecursionError):  # a number with thousands of digits
+    except (ValueError, RecursionError):  # thousands of digits, or of nested lists
         text = f"a {type(value).__name__}"
     return f"`{text}`" if len(text) <= most else f"`{text[:most]}...`"
 

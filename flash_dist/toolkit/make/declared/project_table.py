@@ -23,7 +23,8 @@ def read_project(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `[project]` after checking the keys that affect wheels; setuptools checks the rest.
 
     Raises:
-        DeclarationError: The table is missing, or one of these keys is missing or invalid.
+        DeclarationError: The table is missing, or one of these keys is missing, invalid or must be
+            left out.
     """
     project = data.get("project")
     if not isinstance(project, dict):

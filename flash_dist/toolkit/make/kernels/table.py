@@ -51,7 +51,7 @@ class Row:
 
     @classmethod
     def from_toml(cls, data: Mapping[str, int]) -> Row:
-        """Read a row: axes are sizes and plan; other keys are constants of the plan struct."""
+        """Read a row: its sizes and plan, KEPT, and the constants of the plan struct."""
         own = {KEPT, *(axis.name for axis in AXES.every)}
         constants = tuple((name, value) for name, value in data.items() if name not in own)
         place = AXES.place({**data, **{axis.name: "" for axis in AXES.of("equal")}})
@@ -79,7 +79,8 @@ class Family:
     role: str = ""  # "" means the name
     targets: frozenset[Arch] = frozenset()  # empty: all targets
     refuses: str = ""
-    leaves_half_filled: bool = False  # see Fallbacks
+    # True: calls of at most half of its first size, such as head_dim, go to the fallback.
+    leaves_half_filled: bool = False
     plans: str = PLANS  # header with the tile constants
 
     @classmethod

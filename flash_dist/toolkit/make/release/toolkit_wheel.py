@@ -83,7 +83,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     return [Published(path) for path in found]
 
 
-commands = no_commands  # pip finds the toolkit on PyPI
+commands = no_commands  # no command: pip finds the toolkit on PyPI
 
 
 @command
