@@ -58,10 +58,10 @@ class Installed:
 
 
 def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | None:
-    """Return the error that operators raise for a GPU that cannot use this build; None if it can.
+    """Return the error that operators raise for a GPU that cannot use this build.
 
-    The error has the same words as `doctor`. Call this only after a failure, because it reads the
-    kernel library.
+    Return None if the GPU can use the build, or if no build is found. The error has the same words
+    as `doctor`. Call this only after a failure, because it reads the kernel library.
     """
     build = read_installed().build
     if build is None:
