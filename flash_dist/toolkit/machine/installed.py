@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Installed:
     """The installed build. A problem is empty if its file could be read."""
 
-    build: Build | None = None  # from the library, or else the manifest; None: neither
+    build: Build | None = None  # from manifest and library, or from the readable one; None: neither
     library: str = ""  # path; empty if there is none
     manifest_problem: str = ""
     library_problem: str = ""
