@@ -1,5 +1,5 @@
 // Reads the mask of a call: integers in host memory, the first of which is the kind, and arrays in
-// one tensor on the GPU. flash_dist/masks/layout.py writes both.
+// one tensor on the GPU. flash_dist/masks/layout.py defines their layout.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@ constexpr int KEY_BLOCK = 128;
 constexpr int GROUP_BLOCKS = 8;
 // Key blocks per softmax, and per group, of latent keys in tiles of 64 rows.
 constexpr int LATENT_SOFTMAX_BLOCKS = 16;
-constexpr int MOST_FEW_TILES = 64;  // P is stored only if a call has at most this many work tiles
+constexpr int MOST_FEW_TILES = 64;  // kernels with stored P support at most this many work tiles
 constexpr int PAGE_STEP = 16;       // keys per contiguous run: page sizes are multiples of this
 
 // Locates the keys of each batch entry: rows [0, page) of cache entries. With block_table a cache

@@ -14,8 +14,8 @@ namespace flash_dist {
 struct DkdvWork {
   const uint16_t *q, *dout;  // first query of query head 0
   int64_t statistics;        // statistics row of that query
-  const int4* entries;       // entries of the mask's list; null: the tiles are a range
-  int begin, end;            // begin and end of the block iterator for head group_heads_begin
+  const int4* entries;       // entries of the mask's list; null: a range
+  int begin, end;            // of the QueryBlockIterator of head group_heads_begin
   int batch, head;           // head: index of query head 0 among all query heads
   int group_heads_begin, group_heads_end;
   int seqlen_q, seqlen_k;

@@ -282,7 +282,7 @@ struct ReduceParams {
   struct Sum {
     const float* partial;  // [splits, batch * num_heads_kv, seqlen_k, padded]
     View out;              // [batch, seqlen_k, num_heads_kv, 1, columns]
-    int columns, padded;   // columns: without padding; padded: as compiled
+    int columns, padded;   // columns: without padding; padded: compiled columns
     float scale;
   };
   Sum sums[2];  // dK, dV

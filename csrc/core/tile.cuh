@@ -75,7 +75,7 @@ struct TileCopy {
     int columns;
   } late;
 
-  // Starts the copy of a tile. base: element 0 of row 0.
+  // Starts the copy of a tile; if LATE, land() does all of it. base: element 0 of row 0.
   __device__ __forceinline__ void fetch(uint32_t smem, const uint16_t* base, int64_t row_stride,
                                         RowSpan rows, int columns) {
     if constexpr (LATE) {
@@ -169,8 +169,8 @@ struct Operand {
     return {tile + (lane % 16) * Layout::ROW_BYTES,
             static_cast<uint32_t>(((lane / 16) ^ Layout::phase(lane)) << 4)};
   }
-  // B[16 k, 16 n], where the rows of the tile are n: r[0], r[1] are b of columns n..n+7, and r[2],
-  // r[3] those of n+8..n+15.
+  // B[16 k, 16 n], where the rows of the tile are n: r[0], r[1] are b of columns 0 to 7, and r[2],
+  // r[3] are b of columns 8 to 15.
   __device__ __forceinline__ static Operand b(uint32_t tile) {
     const int lane = threadIdx.x % 32;
     const int r = lane % 8 + (lane / 16) * 8;

@@ -239,7 +239,8 @@ class _RingAttention(torch.autograd.Function):
                 problem._replace(mask=part.mask),
             )
             del one_k, one_v  # drop views, so that `held` can be freed
-            received = coming.wait()  # k and v of another rank; dk and dv of the keys used here
+            # k and v of the next step, if any; after step 0, also dk and dv of the keys used here.
+            received = coming.wait()
             held, sums = received[:2], received[-2:]
             if step == 0:
                 dq, *own = (x.to(lse.dtype).contiguous() for x in (one, *others))

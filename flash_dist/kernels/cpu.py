@@ -147,7 +147,7 @@ def _differentiate(tensors: Sequence[Any], options: Options) -> Gradients:
     dsinks = lse.new_empty(0)
     if options.scores.sinks is not None:
         dsinks = sink_gradients(dout, out, lse, dlse, options.scores.sinks)
-    dout = dout.contiguous()  # matrix products of other strides would sum in another order
+    dout = dout.contiguous()  # with other strides, matrix products would sum in another order
     dq, dk, dv = reference_backward(dout, (q, k, v, out, lse), dlse, options)
     return dq, dk, dv, dsinks
 

@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 OF_CACHES: Final = 3  # attention to a cache supports the first 3 fields of Scores: all but bias
 MASKED: Final = torch.finfo(torch.float16).min  # a bias of this or less masks its score
-_BLOCKS: Final = 1024  # with fewer tiles, a bias gradient is split into partial sums to fill a GPU
+_BLOCKS: Final = 1024  # splits of a bias gradient make at most this many blocks, to fill a GPU
 
 
 class Scores(NamedTuple):

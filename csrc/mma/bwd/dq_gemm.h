@@ -150,7 +150,7 @@ struct DqGemm {
   const DqGemmTiles<Config>& tiles;
   const DqBlock& block;
   const Sequence& sequence;
-  const int &lane, &part;  // part: index among the SPLIT warps of these queries
+  const int &lane, &part;  // part: index among the SPLIT warps that share the warp's queries
   const int& warp_row0;    // the warp's first query in the block
 
   // Calls f(x, y, pair) for each pair of columns x, y of this lane's part of dQ. pair: a reference

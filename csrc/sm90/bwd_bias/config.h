@@ -28,8 +28,8 @@ struct BiasTileWork {
                                           int block_n) {
     const int rest = number / p.key_tiles;
     const int query_tile = rest % p.query_tiles;
-    // Rotated by the query tile. Otherwise a block could get the same key tile in each round, and
-    // thus only long or only short tiles of a causal mask.
+    // The query tile's index shifts the key tiles. Otherwise a block could get the same key tile in
+    // each round, and thus only long or only short tiles of a causal mask.
     const int key_tile = (number % p.key_tiles + query_tile) % p.key_tiles;
     row0 = query_tile * block_m;
     key0 = key_tile * block_n;

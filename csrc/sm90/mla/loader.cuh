@@ -128,7 +128,7 @@ class LatentKeys : LatentKeyLoader<Config> {
     mbarrier_wait(shared_address(&smem_.k_empty[TILE][PART]), number_ % 2 ^ 1);
   }
 
-  // Loads the panels of a tile that consumer PART reads last.
+  // Loads the panels of a tile whose last reader is consumer PART.
   template <int TILE, int PART>
   __device__ __forceinline__ void load_part() const {
     wait_for_place<TILE, PART>();

@@ -106,7 +106,7 @@ def _read_layouts(names: Sequence[str], tensors: Sequence[Tensor | None]) -> lis
 def _read_fields(
     names: Sequence[str], tensors: Sequence[Tensor | None]
 ) -> tuple[Fields | None, ...]:
-    """Return the layouts' fields as a cache key, which is faster to make than Layouts."""
+    """Return the fields of Layouts as a key for lru_cache; to make Layouts would take longer."""
     fields: list[Fields | None] = []
     try:
         for x in tensors:

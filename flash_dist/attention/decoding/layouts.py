@@ -194,7 +194,7 @@ def check_angles(name: str, x: Layout, q: Layout) -> None:
 
     Raises:
         TypeError: The dtype differs from that of q.
-        ValueError: Shape or device do not fit.
+        ValueError: The shape or the device does not fit.
     """
     require_same_dtype(name, x, q)
     most = q.shape[-1] // ROTARY_STEP * ROTARY_STEP

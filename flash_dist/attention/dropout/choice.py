@@ -46,7 +46,7 @@ def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401
 
 
 def may_drop(q: Tensor) -> bool:
-    """Return whether kernels support dropout with the head_dim and dtype of these queries."""
+    """Return whether kernels support dropout for q's head_dim, dtype and current precision."""
     return q.shape[-1] <= MOST_COLUMNS and not (q.dtype == torch.float32 and is_ieee(None))
 
 

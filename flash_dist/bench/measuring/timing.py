@@ -192,7 +192,7 @@ def _loop_cold(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
     end = time.perf_counter() + seconds * (1 + LEAD)
     while not times or time.perf_counter() < end:
         reads = [clock.start(run, cold=True, cover_us=cover_us) for _ in range(_COLD_RUNS)]
-        readings.append(clock.read())  # read while the GPU still works
+        readings.append(clock.read())  # read while the GPU is still busy
         clock.wait()
         times += [read() for read in reads]
     kept = times[int(len(times) * LEAD / (1 + LEAD)) :]

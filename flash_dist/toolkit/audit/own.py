@@ -235,7 +235,7 @@ def _is_plain(image: Image, plain: set[str]) -> bool:
 
 
 def _linkage_problems(contents: WheelContents) -> Iterator[str]:
-    """Check what each library needs, searches and exports, and that no library was added."""
+    """Check the needs, search path and exports of each library, and that no library was added."""
     for name in sorted(set(contents.libraries) - contents.linkage.keys()):
         yield f"`{name}` is a library that is not declared"
     manifest, expected = contents.manifest, expected_linkage(contents.manifest)

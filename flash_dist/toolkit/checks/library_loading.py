@@ -68,7 +68,7 @@ class LibraryLoading:
             self._members.setdefault(library.archive, []).append((library.name, found))
 
     def results(self) -> Iterator[CheckResult]:
-        """Yield a result for each library that will not load: members of archives before files."""
+        """Yield results for libraries that will not load: members of archives before files."""
         for archive, predicted in self._members.items():
             tags = judge_tags(Path(archive).name, self.host)
             if tags is not None:

@@ -1,9 +1,9 @@
-"""Reads the target of an image from the image itself: its header may name another target.
+"""Reads the target of an image from the image itself: the entry's header may name another one.
 
 A cubin's target number is in the flags of the ELF header, at bits that depend on the ABI version.
 The suffix is in a flag, an attribute or a note, depending on the toolkit. This was found by
 building one source for 22 targets with several toolkits; it is not a stable ABI. Kernels of CUDA
-Tile are compiled for one chip only (`sm_120a`), but their header says `sm_120`.
+Tile are compiled for one chip only (`sm_120a`), but the header of their entry says `sm_120`.
 """
 
 from __future__ import annotations

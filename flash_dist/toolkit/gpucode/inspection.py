@@ -106,8 +106,8 @@ class Inspection:
         """Return the inspection as plain data.
 
         Args:
-            many: Calls up to a hundred thousand functions and returns a list of their results,
-                or a substitute that calls them later.
+            many: Makes a list of the results of up to a hundred thousand functions. The list may
+                call each function later, on iteration.
         """
         document = {**self.report.to_json(many), "path": self.name, "archive": self.archive}
         document["sizes"] = {

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Installed:
     """The installed build. A problem is empty if its file could be read."""
 
-    build: Build | None = None  # from the library, or else the manifest; None: neither
+    build: Build | None = None  # from manifest and library, or from the readable one; None: neither
     library: str = ""  # path; empty if there is none
     manifest_problem: str = ""
     library_problem: str = ""
@@ -58,10 +58,10 @@ class Installed:
 
 
 def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | None:
-    """Return the error that operators raise for a GPU that cannot use this build; None if it can.
+    """Return the error that operators raise for a GPU that cannot use this build.
 
-    The error has the same words as `doctor`. Call this only after a failure, because it reads the
-    kernel library.
+    Return None if the GPU can use the build, or if no build is found. The error has the same words
+    as `doctor`. Call this only after a failure, because it reads the kernel library.
     """
     build = read_installed().build
     if build is None:

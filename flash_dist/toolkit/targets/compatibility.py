@@ -273,7 +273,7 @@ def driver_refusal(driver: Driver, origin: Origin) -> str | None:
 
 
 def _needs_more(driver: Driver, origin: Origin) -> bool:
-    """Tell if not even the newest known driver would load the image."""
+    """Tell if the image's toolkit has a newer major version than the driver's CUDA."""
     return origin.toolkit is not None and not driver_supports_toolkit(driver, origin.toolkit)
 
 

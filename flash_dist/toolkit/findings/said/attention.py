@@ -1,4 +1,4 @@
-"""Entries that explain attention messages: flash-attention, SageAttention, xformers, vLLM, torch.
+"""Entries that explain messages about attention, from torch and from attention packages.
 
 Sources: the checks in flash-attention (2, 3 and its CuTe kernels), SageAttention, xformers, vLLM,
 FlashInfer and torch's scaled_dot_product_attention.

@@ -195,7 +195,7 @@ def settle_environment() -> None:
 
 
 def _list_headers() -> list[str]:
-    """Return torch as a requirement if its headers are found nowhere else, or an empty list."""
+    """Return torch as a requirement, or an empty list if its headers are found elsewhere."""
     from ..toolchain.torch_headers import FOLDER, list_needed  # noqa: PLC0415 - needs a TOML reader
 
     return list_needed(_objects_folder() / FOLDER)

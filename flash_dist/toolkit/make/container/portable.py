@@ -123,7 +123,7 @@ def cibuildwheel_environ(
     if archset.machine == DEFAULT_MACHINE:
         chosen.pop("CXX", None)  # names a compiler of this machine
     else:
-        chosen["CIBW_TEST_SKIP"] = "*"  # the container cannot run it; `nox -s arm_test` tests it
+        chosen["CIBW_TEST_SKIP"] = "*"  # the wheel does not run here; `nox -s arm_test` tests it
     return chosen
 
 

@@ -43,8 +43,8 @@ def find_paths(
         suffixes: Allowed suffixes of the files; `FOLDERS` for folders.
 
     Raises:
-        DeclarationError: A name or pattern matches nothing, or a path that is of another kind,
-            cannot be read or is outside of the project.
+        DeclarationError: A name or pattern matches nothing, or it matches a path that is of another
+            kind, unreadable or outside of the project.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:

@@ -4,8 +4,8 @@
 is skipped if its request, the files of the steps before it and its own files are unchanged. A step
 that was killed is not recorded, so it is repeated.
 
-SIGKILL ends a release, but not the processes that it has started. The environment variable `MARK`
-identifies them, and a release does not start while one of them is running.
+SIGKILL ends a release, but not the processes that it has started. The environment variable
+named by MARK identifies them, and a release does not start while one of them is running.
 """
 
 from __future__ import annotations

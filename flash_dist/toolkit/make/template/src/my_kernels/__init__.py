@@ -1,6 +1,7 @@
 """CUDA kernels of my_kernels.
 
-Importing this needs neither torch nor a GPU: `python -m my_kernels doctor` starts on any machine.
+Importing this package needs neither torch nor a GPU: `python -m my_kernels doctor` starts on any
+machine.
 """
 
 from __future__ import annotations
