@@ -121,7 +121,7 @@ def refuse_max_logit() -> NoReturn:
 class Attention(torch.autograd.Function):
     """Computes out and lse from q, k, v and the flattened fields of a Problem.
 
-    The scores of the Problem must be None.
+    `scores` of the Problem must be None.
     """
 
     @staticmethod
