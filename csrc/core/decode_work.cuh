@@ -406,7 +406,7 @@ struct DecodeSplits {
     const int first = begin(split), end = begin(split + 1);
     const int places = (each_ + 1) / GROUP + 4;
     const int group = at.key_block / GROUP;
-    const auto group_at = [&](int position) {  // index of the tile's group at cursor `position`
+    const auto group_at = [&](int position) {  // number of the tile's group at index `position`
       return (at.key_block + (position - at.position)) / GROUP;
     };
     const int place =

@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t max_bf16x2(uint32_t x, uint32_t y) {
   return r;
 }
 
-// Loads a float that other blocks change by atomics. The result may be an earlier value.
+// Loads a float that other blocks update with atomics. The result may be an earlier value.
 __device__ __forceinline__ float load_relaxed(const float* number) {
   float x;
   asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(number) : "memory");

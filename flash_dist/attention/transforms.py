@@ -119,7 +119,10 @@ def refuse_max_logit() -> NoReturn:
 
 
 class Attention(torch.autograd.Function):
-    """Computes out and lse from q, k, v and the flattened fields of a Problem without scores."""
+    """Computes out and lse from q, k, v and the flattened fields of a Problem.
+
+    `scores` of the Problem must be None.
+    """
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> Pair:  # noqa: ANN401

@@ -123,7 +123,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
         cu_seqlens_q: [batch + 1], int32.
         max_seqlen_k: At least the number of keys of the longest sequence.
         cu_seqlens_k: [batch + 1], int32, of packed keys. Not with block_table.
-        seqused_k: [batch], int32: number of keys of each sequence in pages.
+        seqused_k: [batch], int32: number of keys of each sequence. Only with block_table.
         block_table: [batch, pages], int32.
         window_size: (left, right), -1 for no bound; None for no window.
         return_softmax_lse: Return (out, lse).

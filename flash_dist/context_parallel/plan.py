@@ -33,7 +33,7 @@ class Plan:
     groups: list[list[int]]  # steps whose keys are sent together; the same on every rank
     keys: ByStep  # keys of rank - s that queries of this rank attend to, for s > 0
     lent: ByStep  # keys of this rank that queries of rank + s attend to, for s > 0
-    smallest: Tensor | None  # `find_smallest` of each rank, stacked; None without exchange
+    smallest: Tensor | None  # results of `find_smallest` on all ranks; None without exchange
 
     @cached_property
     def rows(self) -> ByStep:

@@ -320,7 +320,7 @@ def _store(target: Tensor, x: Tensor) -> None:
 
 
 def _heads_first(x: Tensor) -> Tensor:
-    """Return x, which may have an axis for the group, as [batch, heads, seqlen, head_dim]."""
+    """Return x as [batch, heads, seqlen, head_dim], in the compute dtype; merge any group axis."""
     flat: Tensor = x.flatten(2, -2)
     return flat.to(_compute_dtype(x)).transpose(1, 2)
 

@@ -336,8 +336,8 @@ class BlockMask:
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> BlockMask:
         """Return the mask of some batch entries and heads, indexed like torch's BlockMask.
 
-        The same index returns the same object, with its plans, while that is cached. No tensor is
-        copied. If an axis has size 1, any index selects its only entry.
+        The same index returns the same object, with its plans, while the object is cached. No
+        tensor is copied. If an axis has size 1, any index selects its only entry.
 
         Args:
             index: `b` or `b, h`, each a slice or an int. An int leaves an axis of size 1.

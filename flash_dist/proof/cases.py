@@ -201,8 +201,7 @@ _DROPPED = (
 )
 _DROPPED_LARGE = _Shape("dropped", 2, 1031, 1543, 16, 4, causal=True, dropout_p=_P)
 
-# Attention to a cache, forward only. In the last large case, thread blocks split the key blocks of
-# a sequence.
+# Attention to a cache, forward only. Several thread blocks may share the keys of a sequence.
 _CACHED_SIZES = (64, 128, 256, 384, 512)
 _CACHED = (
     _Shape("cached", 2, 1, 259, 8, 2, causal=False, page=WHOLE),

@@ -1,4 +1,4 @@
-"""Time runs on a GPU: one at a time, many between two events, or in CUDA graphs."""
+"""Times runs on a GPU: one at a time, many between two events, or in CUDA graphs."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _group_of(row: Row) -> str:
 
 
 def describe_checks(report: Report) -> Iterator[str]:
-    """Describe each baseline's determinism, agreement with ours and kernels; list all faults."""
+    """Describe each baseline: determinism, difference from ours, kernels. List all faults."""
     names = report.baselines
     attentions = [name for name in names if name != COPY]
     certain = [name for name in attentions if is_deterministic(name)]

@@ -214,7 +214,7 @@ def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
 
 
 def _image_problems(contents: WheelContents) -> Iterator[str]:
-    """Check the target and the compression of each image, and that PTX holds one kernel."""
+    """Check each image: its target, its compression and, for PTX, its number of kernels."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
     plain = {one.symbol for one in contents.manifest.kernels if one.is_plain}

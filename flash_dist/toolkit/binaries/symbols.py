@@ -101,7 +101,7 @@ class SharedObject:
 
     @cached_property
     def versions_needed(self) -> tuple[Version, ...]:
-        """Versions that other libraries must have for this library to load."""
+        """Versions that other libraries must have for this library to load, unless weak."""
         return tuple(self._versions.values())
 
     @cached_property

@@ -198,7 +198,7 @@ def describe_gpu(gpu: Gpu) -> str:
 
 
 def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
-    """Say how a GPU that is missing from the tables was judged, and by which assumptions."""
+    """Say how a GPU that is missing from the tables was judged, and what was assumed."""
     device = gpu.device
     if device.known:
         return ()

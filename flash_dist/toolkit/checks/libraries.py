@@ -230,7 +230,7 @@ def _name_family(path: str) -> str:
 
 
 def _is_torchs(path: str, environment: Environment) -> bool:
-    """Tell if a path names the CUDA version of the installed torch, which loads such a library."""
+    """Tell if a path names torch's CUDA version: torch loads the library for that version."""
     toolkit = environment.torch.cuda.replace(".", "")
     if environment.what_if or not toolkit:
         return False

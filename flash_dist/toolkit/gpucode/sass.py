@@ -73,7 +73,7 @@ _MEMORY_OPCODES = (b"ld", b"st.", b"atom.", b"red.", b"cp.")
 
 @dataclass(frozen=True)
 class Body:
-    """The body of one kernel for one target. The flags are set for short bodies only."""
+    """The body of a kernel for one target. Only short bodies have `prints` to `uses_memory` set."""
 
     name: str
     instructions: int  # PTX: statements; old or long SASS: bytes / 16

@@ -106,7 +106,7 @@ def predict_member(name: str, data: Buffer, siblings: Iterable[str], host: LoadH
         name: Name of the member in the archive.
         data: Bytes of the member.
         siblings: The names of all members.
-        host: The environment to install to.
+        host: The environment to install into.
 
     Raises:
         FatbinError: The member cannot be read.

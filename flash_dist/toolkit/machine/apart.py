@@ -27,7 +27,7 @@ TIMEOUT: Final = 120.0  # seconds; without persistence mode the driver first ini
 _PREFIXES = ("CUDA_", "NVIDIA_", "LD_")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
-# Code that the child runs. Its path has neither site packages nor the working folder.
+# Code that the child runs. Its sys.path has the package's parent folder and the standard library.
 _CHILD = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); "
     "runpy.run_module(sys.argv[2], run_name='__main__')"

@@ -130,7 +130,7 @@ class Filter {
   }
 
   std::string role_;  // empty: any
-  Values values_{};   // any value: ANY for words, 0 for sizes
+  Values values_{};   // ANY for a word, or 0 for a size, matches every value
 };
 
 std::string describe_selection(int device, const Filter& wanted) {

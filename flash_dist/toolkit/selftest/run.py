@@ -44,7 +44,7 @@ def run_selftest(
     child: Sequence[str] = CHILD,
     together: SideBySide | None = None,
 ) -> SelftestReport:
-    """Run the selftest of one device, "0" or "cpu", in a child process.
+    """Run the selftest of one device, such as "0" or "cpu", in a child process.
 
     Args:
         device: Number in CUDA's order, or "cpu".

@@ -347,7 +347,7 @@ def driver_fix(
 
 
 def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[Situation]:
-    """Return a situation without a driver for each GPU that the build can serve.
+    """For each GPU that the build can serve, return a situation that names no driver.
 
     If `jit` rules out all GPUs, it is ignored.
     """

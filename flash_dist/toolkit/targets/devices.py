@@ -241,7 +241,7 @@ def ptx_isa_cuda(isa: Version) -> Version | None:
 
 
 def driver_supports_toolkit(driver: Driver, toolkit: str) -> bool:
-    """Tell if SASS and runtime of this toolkit load: the driver's CUDA major is not older."""
+    """Tell if this toolkit's SASS and runtime load: the driver's CUDA major must not be older."""
     return driver.cuda[0] >= parse_version(toolkit)[0]
 
 

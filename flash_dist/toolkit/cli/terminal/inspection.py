@@ -72,7 +72,7 @@ def describe_none(inspection: Inspection) -> str:
 
 
 def print_headline(console: Console, inspection: Inspection) -> None:
-    """Print a library's name and the amount of its GPU code."""
+    """Print a library's name, the amount of its GPU code, and how much is unregistered."""
     entries, name = inspection.report.entries, printable(inspection.name)
     size = format_size(sum(entry.compressed_size for entry in entries))
     console.print(f"{name}: {count(len(entries), 'image')}, {size}", soft_wrap=True)

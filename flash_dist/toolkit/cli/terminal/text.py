@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 
 def printable_error(error: KernelsError) -> str:
-    """Write an error in one line, and its hint in another after a blank line."""
+    """Return an error as one line, followed by a blank line and its hint, if it has one."""
     hint = f"\n\nhint: {printable(error.hint)}" if error.hint is not None else ""
     return f"{printable(error.message)}{hint}"
 

@@ -74,7 +74,7 @@ class Loaded:
         return list(_subtract(_merge(loaded), _merge(without, near=0)))
 
     def find_section(self, place: int) -> tuple[str, int]:
-        """Return name and end of the section at an offset, or "no section" and the file's end."""
+        """Return the name and end of an offset's section, or "no section" and the file's end."""
         section = self._find(place)
         return (section.name, section.end) if section else ("no section", self._size)
 

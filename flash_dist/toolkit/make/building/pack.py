@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 def choose_metadata(*, sources: bool, labelled: bool = True) -> dict[str, Any]:
-    """Return version and dependencies of the wheel, or of the sources, which have no arch set.
+    """Return the version and dependencies of an arch set's wheel, or of the sources.
 
     The result has optional dependencies if `dynamic` of the project lists `optional-dependencies`.
 

@@ -63,7 +63,7 @@ def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_
     """Choose the toolkit and the arch set.
 
     Args:
-        environ: Variables that may name toolkit and arch set.
+        environ: Variables that may name the toolkit and the arch set.
         ask_driver: Returns the GPUs; called if no variable names targets.
 
     Raises:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...targets.archs import ArchSet
     from ..wheels.artefacts import Artefact
 
-PICK: Final = "conda"  # the client's name in the table `picks`
+PICK: Final = "conda"  # name of the client whose set is picked, see `load_picks`
 
 
 @dataclass(frozen=True)

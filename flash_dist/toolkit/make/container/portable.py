@@ -1,7 +1,7 @@
 """Builds one wheel per arch set into dist/<set>/ with cibuildwheel, in a manylinux container.
 
-`nox -s build_wheels` runs this module if a container engine answers. Objects and compiler stay in
-build/container, so that the next container compiles only new targets.
+`nox -s build_wheels` runs this module if a container engine answers. The objects and the compiler
+stay in build/container, so that the next container compiles only new targets.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Row:
     module: str
     summary: str  # for `nox -l`
     groups: tuple[str, ...]  # dependency groups of its session
-    packed: tuple[str, ...] = ()  # groups whose packages it packs, from the folder in argument 1
+    packed: tuple[str, ...] = ()  # groups to pack: installed into the folder in its argument 1
     files: str = ""  # pattern of its files in dist/; empty: it writes a folder
     released: bool = True  # part of a release; otherwise only a session
     linked: bool = False  # the index copies its folder, and the landing page links to it

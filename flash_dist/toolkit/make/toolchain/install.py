@@ -64,7 +64,7 @@ def _install_own(cuda: str, folder: Path, install: Callable[..., object]) -> Pat
 
 
 def _words(group: str, cuda: str) -> list[str]:
-    """Return the installer's arguments for a group, with hashes if this CUDA version is locked."""
+    """Return the installer's arguments for a group, with hashes if the locks cover this install."""
     wanted = load_requirements(group)
     if cuda in (DEFAULT_TOOLKIT, CUDA_12):
         if is_covered():

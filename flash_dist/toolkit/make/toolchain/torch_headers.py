@@ -197,7 +197,7 @@ def fetch_remote(lock: Lock, include: Path) -> int:
 
 
 def wheel_url(version: str) -> str:
-    """Return the address of a Linux wheel of torch on the package index."""
+    """Return the address of a Linux x86_64 wheel of torch on the package index."""
     offline = find_offline()
     if offline:
         message = f"{offline} forbids it"
