@@ -91,8 +91,8 @@ constexpr int group_blocks(int softmax_blocks) {
   return softmax_blocks > GROUP_BLOCKS ? softmax_blocks : GROUP_BLOCKS;
 }
 
-// Returns how many partials per split hold O of the work tile while its next group of key blocks is
-// computed: 2 or 0. One is too small: warps also store nonexistent rows (sm90/mla/rest.cuh).
+// Returns how many partials per split hold O of the work tile while a group of key blocks is
+// computed: 2 or 0. One is too small: warps also store rows that do not exist (sm90/mla/rest.cuh).
 constexpr int resting_partials(int softmax_blocks) { return softmax_blocks > 1 ? 2 : 0; }
 
 // Returns the number of partials that a call needs if all sequences together have `key_blocks` key

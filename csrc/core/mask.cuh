@@ -72,7 +72,7 @@ struct Mask : MaskPlace {
     return min(max(i + shift() + p.right + 1, 0), seqlen_k);
   }
 
-  // Returns the keys [x, y) visible to query i, or to the last query if i is past it.
+  // Returns the keys [x, y) visible to query i; for ROWS, to the last query if i is past it.
   __device__ __forceinline__ int2 keys(int i) const {
     if (p.kind == MaskKind::BAND) return {band_begin(i), band_end(i)};
     return p.rows[static_cast<int64_t>(plane) * p.query_tiles * MASK_TILE + min(i, seqlen_q - 1)];

@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t MAX_KEY_BLOCKS = INT32_MAX;  // over all sequences: kernels count in 32 bits
 constexpr int FEW_ROWS = 16;                   // rows of a work tile that one mma covers
 constexpr int MAX_HEAD_DIM = 512;              // limit if V is a separate tensor
-constexpr int SPLIT_HEAD_DIM = 256;            // up to this head_dim, latent keys are read twice
+constexpr int SPLIT_HEAD_DIM = 256;            // is_latent() is false up to this head_dim
 constexpr int COMBINE_BLOCKS_PER_SM = 5;       // blocks of the combine kernel
 // Latent keys: P is stored for calls with at most FEW_LATENT_TILES work tiles and FEW_KEY_BLOCKS
 // key blocks. The keys of such calls are read twice.
@@ -199,9 +199,9 @@ class Decode {
     return divide_up<int64_t>(most_rows(p_), TILE_ROWS) * p_.num_heads_kv * p_.batch;
   }
 
-  // Returns the number of blocks that share the rows of a work tile: two for latent keys if the
-  // group has more heads than one block has rows, unless there are few work tiles or the
-  // kernel is MLA_PAIR; else one.
+  // Returns the number of blocks that share the rows of a work tile: two for latent keys in blocks
+  // of 64 rows if the group has more than 64 heads, unless there are few work tiles or the kernel
+  // is MLA_PAIR; else one.
   int choose_blocks() const {
     if (softmax_blocks_ == 1 || p_.group <= TILE_ROWS) return 1;
     const bool is_pair = kernel_.variant->role == Role::MLA_PAIR;

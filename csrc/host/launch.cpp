@@ -167,8 +167,8 @@ void run_forward_with_dropout(const Call& call, FwdDropoutParams p, Allocate all
   launch(call.device, kernel, &all, stream_of(call));
 }
 
-// The forward kernel computes attention to a cache only if at least this percentage of the rows of
-// its query tiles, counted in complete waves, are queries. With fewer queries the decode kernels
+// The forward kernel computes attention to a cache only if queries fill at least this percentage of
+// the tile rows of its waves; the last wave counts as full. With fewer queries the decode kernels
 // are faster, because their tiles have rows of several heads and parts of the keys. The percentage
 // is lower for more than 128 columns, where the decode kernels have no wgmma.
 constexpr int BUSY_ROWS = 60, BUSY_ROWS_OF_MORE_COLUMNS = 20;

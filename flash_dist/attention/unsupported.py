@@ -127,13 +127,17 @@ def refuse_unsupported(**arguments: object) -> None:
 
 
 def check_others(function: Callable[..., object], others: Mapping[str, object]) -> None:
-    """Raise ValueError for unsupported flash-attention 3 and 4 values, TypeError for unknown names.
+    """Refuse unknown names, and unsupported values of the arguments of flash-attention 3 and 4.
 
     Sinks are supported: `choose_scores` checks them.
 
     Args:
         function: The called function, used to suggest a name.
         others: Keyword arguments that are not parameters of the function.
+
+    Raises:
+        TypeError: A name is unknown.
+        ValueError: A value is not supported.
     """
     require_known(function, others, KNOWN)
     refuse_unsupported(**{name: value for name, value in others.items() if name in REASONS})

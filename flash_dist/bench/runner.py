@@ -150,7 +150,7 @@ def measure(
 def _measure_state(
     plan: Plan, baselines: Baselines, clock: Clock, state: str, tell: Tell
 ) -> Iterator[Row]:
-    """Yield the row for a state of L2, and an eager row if it has CUDA graphs."""
+    """Yield the row for a state of L2; an eager row follows a row with CUDA graphs."""
     shape = baselines.problem.shape
     eager: dict[str, Mapping[str, Timing]] = {}
     for name in plan.passes_of(shape):

@@ -253,7 +253,7 @@ class DocumentAttention(torch.autograd.Function):
                     pairs[step] = one[1:]
                 if step == steps[-1]:
                     held, lent = coming.wait()
-                    coming = exchange.start(index + 2, pairs)  # before summing
+                    coming = exchange.start(index + 2, pairs)  # starts before the sums
                     del pairs
                 if step == 0:
                     dq = Sums.of(one[0], plan.rows, lse.dtype)

@@ -16,11 +16,12 @@ def merge_attention(
     """Return attention over the keys of a and b together, from attention over each alone.
 
     a and b must have the same queries and scale, and disjoint keys. The result is computed in the
-    dtype of lse with plain torch operations, and rounded once to the wider dtype of out_a and
-    out_b. It is differentiable with respect to all four arguments, any number of times. A row with
-    lse -inf had no visible key: it contributes nothing, whatever its out contains, and the other
-    row's values are returned exactly. If both are -inf, the merged lse is -inf, and out and all
-    gradients are 0. Swapping a and b changes no bit; merging three results in another order may.
+    dtype of lse with plain torch operations, and out is rounded once to the dtype to which torch
+    promotes those of out_a and out_b. The result is differentiable with respect to all four
+    arguments, any number of times. A row with lse -inf had no visible key: it contributes nothing,
+    whatever its out contains, and the other row's values are returned exactly. If both are -inf,
+    the merged lse is -inf, and out and all gradients are 0. Swapping a and b changes no bit;
+    merging three results in another order may.
 
     Args:
         out_a: [batch, seqlen_q, num_heads_q, head_dim_v], [batch, seqlen_q, num_heads_kv,
@@ -30,7 +31,7 @@ def merge_attention(
         lse_b: Like lse_a.
 
     Returns:
-        out: Like out_a.
+        out: Like out_a, in the promoted dtype.
         lse: Like lse_a.
 
     Raises:

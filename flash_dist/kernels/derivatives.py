@@ -116,7 +116,7 @@ def refuse_second(*_: object) -> NoReturn:
 
 
 def refuse_forward_mode(*_: object) -> NoReturn:
-    """Raise if a forward-mode derivative is requested."""
+    """Raise FlashDistError: attention has no forward-mode derivative."""
     message = "attention has gradients only, got forward-mode differentiation (jvp, jacfwd)"
     raise FlashDistError(message, hint="`torch.func.vjp` and `torch.func.jacrev` work backwards")
 

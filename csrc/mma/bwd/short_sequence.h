@@ -92,7 +92,7 @@ struct ShortSequence {
   };
   __device__ __forceinline__ Place place() const { return Place(p); }
 
-  // Addresses of the tiles.
+  // Addresses of the tiles, and of lse and delta.
   __device__ __forceinline__ uint32_t k() const { return smem + offsetof(Smem, k); }
   __device__ __forceinline__ uint32_t v() const { return smem + offsetof(Smem, v); }
   __device__ __forceinline__ uint32_t q() const { return smem + offsetof(Smem, q); }

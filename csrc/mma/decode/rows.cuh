@@ -11,7 +11,7 @@
 namespace flash_dist {
 
 // A warp owns its rows. P stays in its registers, so O of the work tile is kept in shared memory
-// while a group is computed.
+// while a group of key blocks is computed.
 template <class Config>
 struct OwnedRows {
   using Target = typename Config::Target;

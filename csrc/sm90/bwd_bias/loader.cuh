@@ -75,7 +75,7 @@ struct BiasGradientLoader {
       const int own = chunk + threadIdx.x % 32;
       VisitCodes codes;
       if (own < tile.part.end) codes.find(params, tile, own);
-      __syncwarp();  // lane 0 has read the codes that were there
+      __syncwarp();  // lane 0 has read the codes that are overwritten next
       smem.codes[(own - tile.part.first) % (2 * 32)] = {codes.of[0], codes.of[1], codes.of[2],
                                                         codes.of[3]};
       visible = __ballot_sync(0xffffffffu, codes.any());

@@ -52,7 +52,7 @@ struct DecodeWideSm90Config
   struct Smem {
     alignas(1024) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // tiles of K and V, alternating
     alignas(1024) uint16_t q[CONSUMERS][CONSUMER_ROWS * HEAD_DIM];
-    // While the next group of keys is computed: O of the work tile, and top and sum of each row.
+    // O per thread, top and sum per row, of the work tile while a group of keys is computed.
     float4 parked[HEAD_DIM_V / 8][CONSUMER_THREADS];
     float2 parked_stats[BLOCK_ROWS];
     StageBarriers<Plan::STAGES> barriers;

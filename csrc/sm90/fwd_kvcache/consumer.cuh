@@ -263,7 +263,7 @@ struct FwdKvcacheTile {
       }
   }
 
-  // Returns this thread's slot, which keeps O of the tile while a group of key blocks is computed.
+  // Returns the address of this thread's slot for O of the tile while a group of keys is computed.
   __device__ __forceinline__ float4* parked() const {
     const int thread = fresh_thread() - WARPGROUP;
     if constexpr (Config::PARKS_IN_MEMORY) {

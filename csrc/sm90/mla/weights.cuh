@@ -6,9 +6,9 @@
 // changes, so it is not rounded up: the row's greatest P is then exactly 1. With so few keys, the
 // rounding error of the greatest P would be a large part of the error of O.
 //
-// A group has one chain of products P @ V over its tiles. Of the two tiles of a key block, the
-// first tile is added first in the first half of O's columns, and the second tile is added first in
-// the second half.
+// A group of key blocks has one chain of products P @ V over its tiles. Of the two tiles of a key
+// block, the first tile is added first in the first half of O's columns, and the second tile is
+// added first in the second half.
 #pragma once
 
 #include "core/accumulator.cuh"

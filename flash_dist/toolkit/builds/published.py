@@ -53,7 +53,7 @@ _MEGA = 1_000_000
 
 
 def load_archsets(path: Source | None = None) -> dict[str, ArchSet]:
-    """Read the arch sets of a file, by default of the package. Return them by name, in file order.
+    """Read the arch sets of a file, by default the package's; return them by name, in file order.
 
     Raises:
         ArchError: The file cannot be read, or holds a set that cannot be built.

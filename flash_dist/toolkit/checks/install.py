@@ -189,7 +189,7 @@ def _leave(environment: Environment) -> str:
 
 
 def build_fix(environment: Environment) -> str:
-    """Return the step after which Python finds a build: leave the sources, or install a wheel."""
+    """Return the step after which Python finds a build: install a wheel, leave sources, or both."""
     files = environment.files
     if leave := _leave(environment):
         return leave

@@ -71,7 +71,7 @@ class FatbinEntry:
     raw_flags: int
     code_version: Version | None = None  # of SASS; None for other code
     toolkit: str = ""  # CUDA version that compiled the SASS: "13.0"; empty if unknown
-    stream: Stream | None = None  # the stream that contains it
+    stream: Stream | None = None  # the stream that contains the image
     claimed: str = ""  # target in the header of SASS; `arch` may differ
 
     @property
@@ -120,7 +120,7 @@ class FatbinReport:
     path: str
     entries: tuple[FatbinEntry, ...] = ()
     warnings: tuple[str, ...] = ()
-    device_linked: frozenset[int] | None = None  # numbers of these containers; None if unknown
+    device_linked: frozenset[int] | None = None  # container numbers; None if unknown
     unregistered: frozenset[int] = frozenset()  # containers that the program loads itself
 
     @property

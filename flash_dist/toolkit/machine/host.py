@@ -99,7 +99,7 @@ class Host:
 
     @property
     def libcuda_kind(self) -> Literal["", "driver", "compat", "wsl"]:
-        """Origin of libcuda: the driver, a forward-compatibility package, or Windows."""
+        """Origin of libcuda: driver, forward-compatibility package or Windows; empty if absent."""
         if not self.libcuda:
             return ""
         if self.libcuda.startswith(WSL_FOLDER):

@@ -74,7 +74,7 @@ def discard(stream: IO[str]) -> None:
 
 
 class _Talk(logging.Handler):
-    """Writes each record in the form of other messages on stderr."""
+    """Writes each log record to stderr in the form of the other messages: `warning: ...`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         complain(f"{record.levelname.lower()}: {printable(record.getMessage())}")

@@ -155,7 +155,7 @@ class WheelWithBill(bdist_wheel):
 
 
 class SdistWithSources(sdist):
-    """Adds sources of the libraries and files known to git, without a MANIFEST.in."""
+    """Adds the files of `_list_sources`, so that a standalone project needs no MANIFEST.in."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
         """Put the files to pack into a folder."""

@@ -87,7 +87,7 @@ def find_unchanged(note: Path, inputs: str, folder: Path) -> Path | None:
 
 
 def note_wheel(note: Path, inputs: str, wheel: Path) -> None:
-    """Record the inputs of a finished wheel."""
+    """Record the inputs, name and digest of a finished wheel."""
     note.parent.mkdir(parents=True, exist_ok=True)
     made = Note(inputs, wheel.name, digest_file(wheel))
     note.write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")

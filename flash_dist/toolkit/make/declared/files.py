@@ -179,7 +179,7 @@ def _require_readable(path: Path, root: Path, where: str) -> None:
 
 
 def _find_leaving(path: Path, root: Path) -> Iterator[Path]:
-    """Yield the paths that lead out of the project by a link: the path itself, or one below it."""
+    """Yield the paths that lead out of the project by a link: the path itself, and any below it."""
     real = root.resolve()
     if not path.resolve().is_relative_to(real):
         yield path

@@ -76,7 +76,7 @@ class Family:
     launch: str
     rows: tuple[Row, ...]
     words: tuple[tuple[str, ...], ...]  # each has one word for each axis with the rule `equal`
-    role: str = ""  # "" means the name
+    role: str = ""  # from_toml: the family's name by default
     targets: frozenset[Arch] = frozenset()  # empty: all targets
     refuses: str = ""
     # True: calls of at most half of its first size, such as head_dim, go to the fallback.

@@ -118,7 +118,7 @@ def make_manifest(
     source: Source | None,
     files: Sequence[tuple[Row, Published]],
 ) -> dict[str, Any]:
-    """Return the manifest; `files` are the files of other channels."""
+    """Return the manifest of the wheels, `artefacts`, and of the `files` of the channels."""
     return {
         "version": VERSION,
         "project": NAME,

@@ -1,7 +1,7 @@
 """Signs the manifest and the statements of a release, and makes keys: `nox -s keys -- FOLDER`.
 
     FOLDER/private.pem    ed25519, PKCS #8; VARIABLE names it for `nox -s manifest`
-    FOLDER/public.json    for `verify --key`, with the last day of the key
+    FOLDER/public.json    for `verify --key`, with the last day on which the key is valid
 
 The folder is outside every repository, and only its owner can read it. Nothing is overwritten.
 Signatures of ed25519 are deterministic: the same files and keys give the same envelopes.

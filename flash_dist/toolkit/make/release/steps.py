@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RECORD: Final = "release.json"
 VERSION: Final = 1
-MARK: Final = f"{VARIABLES}RELEASE_DIST"  # in the environment of each step: the release's dist/
+MARK: Final = f"{VARIABLES}RELEASE_DIST"  # marks the processes of a release; the value is its dist/
 
 
 class StepError(KernelsError):
