@@ -279,7 +279,7 @@ struct BiasGradient {
     add_bias<T, false, Put, !Config::DROPS>(s, p.bias, place, sequence.seqlen_q, sequence.seqlen_k);
   }
 
-  // Sums each row over its keys. Each lane gets the sum in the row's first element, 0 elsewhere.
+  // Sums each row over its keys. Each lane gets the sum in its first element of the row, else 0.
   __device__ __forceinline__ static void sum_keys(Scores& sum) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -21,8 +21,8 @@ constexpr int FEW_ROWS = 16;                   // rows of a work tile that one m
 constexpr int MAX_HEAD_DIM = 512;              // limit if V is a separate tensor
 constexpr int SPLIT_HEAD_DIM = 256;            // is_latent() is false up to this head_dim
 constexpr int COMBINE_BLOCKS_PER_SM = 5;       // blocks of the combine kernel
-// Latent keys: P is stored for calls with at most FEW_LATENT_TILES work tiles and FEW_KEY_BLOCKS
-// key blocks. The keys of such calls are read twice.
+// Latent keys: P is stored only for calls with at most FEW_LATENT_TILES work tiles and, in total,
+// FEW_KEY_BLOCKS key blocks of these tiles. If P is stored, the keys are read twice.
 constexpr int FEW_LATENT_TILES = 16;
 constexpr int64_t FEW_KEY_BLOCKS = 256;
 static_assert(FEW_LATENT_TILES <= MOST_FEW_TILES);

@@ -430,7 +430,7 @@ def check_values(packing: Packing, q: Tensor, k: Tensor, names: Names) -> None:
 
 
 def _read_max_seqlen(name: str, value: int | Tensor) -> int:
-    """Return a max_seqlen as an int; waits if it is on a GPU.
+    """Return a max_seqlen as an int; reading it from a GPU waits.
 
     Raises:
         TypeError: It is not an integer.

@@ -141,7 +141,7 @@ class Row:
         return "graph" if any(timing is not None and timing.graph for timing in timings) else ""
 
     def ours_beside(self, peer: str) -> str:
-        """Return which of our baselines a peer is compared with: the one in the peer's mode."""
+        """Return our baseline to compare a peer with: the one in its mode, if measured."""
         both = in_deterministic_mode(peer) and OURS_DETERMINISTIC in self.entries
         return OURS_DETERMINISTIC if both else OURS
 
@@ -339,7 +339,7 @@ def read_result(path: Path, parse: Callable[[Mapping[str, Any]], Result]) -> Res
     """Read a results file of a run.
 
     Raises:
-        UsageError: The file is absent or no result of `bench`.
+        UsageError: The file cannot be read, or is not a result of `bench`.
     """
     try:
         return parse(json.loads(path.read_text(encoding="utf-8")))

@@ -166,7 +166,7 @@ def find_dropout(case: Case, device: torch.device) -> Dropout | None:
 
 
 def _name_arguments(scores: Scores) -> dict[str, Any]:
-    """Return the score modifications, except the bias, as keyword arguments of attention."""
+    """Return softcap, ALiBi slopes and sinks as keyword arguments of attention."""
     return {
         "softcap": scores.softcap,
         "alibi_slopes": scores.alibi_slopes,

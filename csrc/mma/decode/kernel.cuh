@@ -120,7 +120,7 @@ struct DecodeBlock {
     if constexpr (Config::LOADS_LATE) queries.load(p, at);
     queries.store(shared_address(smem.q));
   }
-  // Loads the queries of the next work tile into registers, during the last key block of this one.
+  // Unless LOADS_LATE, loads the next work tile's queries, during the last key block of this one.
   __device__ __forceinline__ void load_next_queries(Queries& queries) const {
     if constexpr (!Config::LOADS_LATE) {
       DecodeCursor next = at;

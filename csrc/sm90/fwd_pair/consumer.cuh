@@ -174,8 +174,8 @@ class FwdPairConsumer {
     }
   }
   // Issues O += P @ V for block `rank`'s step of the last pair. NOTE: if the pair lacks that step,
-  // its slices are skipped. They belong to another step, and an infinity in them would give NaN
-  // with a weight of 0.
+  // the slices loaded in its place are skipped: they hold another step's values, and an infinity
+  // in them times a weight of 0 would be NaN.
   __device__ __forceinline__ void issue_last_values(OutSlice (&o)[V_SLICES], Weights& p, int rank) {
     const StepPairs pairs{work_.bounds};
     const int last = pairs.count() - 1;

@@ -45,7 +45,7 @@ def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tens
     """
     if given is not None and not isinstance(given, torch.Tensor):
         return given  # such as an int or a NumPy integer: the varlen function checks it
-    if is_symbolic(cu_seqlens):  # in a graph, the varlen function reads the tensor
+    if is_symbolic(cu_seqlens):  # in a graph: return a tensor, which the varlen function reads
         return cu_seqlens.diff().max() if given is None else given
     if given is not None:
         return find_once(given, "longest", lambda: int(given.item()))

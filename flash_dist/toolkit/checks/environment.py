@@ -211,7 +211,7 @@ def _describe_host(cuda: Cuda, installed: Installed) -> Environment:
 
 
 def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the set variables of VARIABLES, and the non-empty ones of SEARCH_VARIABLES."""
+    """Return those of VARIABLES that are set, and those of SEARCH_VARIABLES that are not empty."""
     found = {name: environ[name] for name in VARIABLES if name in environ}
     return found | {name: environ[name] for name in SEARCH_VARIABLES if environ.get(name)}
 

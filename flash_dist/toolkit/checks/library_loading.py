@@ -61,7 +61,7 @@ class LibraryLoading:
             self._files.append(Path(library.name))
             return
         if not library.siblings:
-            return  # a conda package brings its own Python and C++ library
+            return  # in a conda package, whose Python and C++ library conda installs
         data, names = library.fatbin.data, library.siblings
         with suppress(FatbinError):  # damage in parts that only the dynamic linker reads
             found = predict_member(library.name, data, names, self.host)

@@ -39,7 +39,7 @@ class ContainerVerdict:
 
 @dataclass(frozen=True)
 class LibraryVerdict:
-    """The images that a GPU loads from a library, one verdict for each container."""
+    """Verdict for one library on one GPU, with the verdict for each of its containers."""
 
     situation: Situation
     archs: tuple[Arch, ...]  # the library's targets, oldest first
@@ -50,13 +50,13 @@ class LibraryVerdict:
 
     @property
     def how(self) -> How:
-        """The best of the containers' verdicts; "no" if no container has code for this GPU."""
+        """The best of the containers' verdicts; "no" if none has code that runs here."""
         hows = {one.how for one in self.containers}
         return min(hows, key=PREFERENCE.index, default="no")
 
     @property
     def unfit(self) -> tuple[ContainerVerdict, ...]:
-        """The containers without code for this GPU."""
+        """The containers without code that this GPU can run with this driver."""
         return tuple(one for one in self.containers if one.how == "no")
 
     @property

@@ -27,7 +27,7 @@ _GET_TORCH = "install a torch with code for it (https://pytorch.org/get-started/
 
 
 def check_torch_claim(environment: Environment, gpu: Gpu) -> CheckResult | None:
-    """Check that torch and this build agree on a GPU; None if so, or if torch has no GPU code."""
+    """Check that torch and this build agree on a GPU; None if so, or if one of them has no code."""
     code = environment.torch_code
     if code is None or not code.reports or environment.installed.build is None:
         return None

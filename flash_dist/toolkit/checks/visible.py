@@ -61,7 +61,7 @@ def _describe(gpu: PhysicalGpu) -> str:
 
 
 def _find_invalid(value: str, physical: Sequence[PhysicalGpu]) -> str:
-    """Return the first entry that names no GPU, or ""; `-1` and other words may hide all GPUs."""
+    """Return the first number or `GPU-` id that no GPU has; empty if there is none."""
     names = [gpu.uuid for gpu in physical]
     names += [instance.uuid for gpu in physical for instance in gpu.instances]
     for entry in (part.strip() for part in value.split(",")):

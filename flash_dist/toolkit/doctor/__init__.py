@@ -1,1 +1,1 @@
-"""Runs checks and selftest on a machine, a build, or a build at an address."""
+"""Runs checks and the selftest on a machine, and judges builds in files or at addresses."""

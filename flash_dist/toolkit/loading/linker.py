@@ -188,7 +188,7 @@ class Linker:
 
 
 def _expand(folders: Iterable[str], path: Path | None) -> Iterator[Path]:
-    """Yield the folders with $ORIGIN and $LIB replaced; skip those with other variables."""
+    """Yield the folders with $ORIGIN and $LIB replaced; skip a folder with an unknown variable."""
     for folder in islice(folders, MAX_FOLDERS):
         place = folder.replace("${", "$").replace("}", "") if "${" in folder else folder
         if "$ORIGIN" in place:

@@ -127,7 +127,7 @@ def read_cuda() -> Cuda:
 
 
 def read_release() -> str:
-    """Read the driver's release from /proc or NVML, such as `580.65.06`; empty if unknown."""
+    """Read the driver's release, such as `580.65.06`, from /proc or NVML; empty if unknown."""
     text = read_if_possible(_KERNEL_MODULE)
     return parse_release(text) if text else read_driver_release()
 

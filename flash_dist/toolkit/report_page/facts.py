@@ -188,7 +188,7 @@ def _because(said: str, reason: str | None) -> str:
 
 
 def _flatten(value: Any, name: str) -> Iterator[Fact]:  # noqa: ANN401 - plain data
-    """Yield the facts outside the groups under their own names, without empty and unknown facts."""
+    """Yield a fact for each value in plain data, named after the value's keys; leave out None."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from _flatten(one, f"{name} {key.replace('_', ' ')}".strip())

@@ -95,7 +95,7 @@ class Case:
         return torch.finfo(dtype).eps * largest * (8 if dtype == torch.float32 else 1)
 
     def describe_inputs(self, inputs: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Return properties of the inputs that affect bits, other than the name and the plan."""
+        """Return properties of the inputs that affect bits, besides the case's name and plan."""
         del inputs
         return {}
 

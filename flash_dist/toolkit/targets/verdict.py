@@ -1,4 +1,4 @@
-"""Predicts the kernel variant that each GPU runs. Pure functions; `advice.py` adds words.
+"""Predicts the kernel variant that each GPU runs. Pure functions; `advice.py` explains verdicts.
 
 `compatibility.py` has the rules for one image on one device. This module applies them to all
 variants of a build as the dispatcher does: the best code first, then the largest shared-memory plan

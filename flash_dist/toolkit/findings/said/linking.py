@@ -1,4 +1,4 @@
-"""Entries that explain messages of the dynamic loader that do not concern versions.
+"""Entries that explain messages of the dynamic loader, except those about versions.
 
 Sources: glibc's elf/dl-load.c (its messages end with errno's text), musl's ldso/dynlink.c, glibc
 2.41 release notes (executable stacks).

@@ -90,7 +90,7 @@ class Walk:
         return self.tries > 0
 
     def give_up(self) -> None:
-        """Warn that the file was not searched completely."""
+        """End the search, and warn that the file was not searched completely."""
         self.tries = 0
         self.warnings.insert(0, NOT_SEARCHED.format("containers of GPU code"))
 

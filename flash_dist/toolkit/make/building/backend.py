@@ -73,7 +73,7 @@ def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
     """Return the requirements that `uv lock` asks for; if pip asks, end with an error."""
-    if BY_PIP in os.environ:  # otherwise pip first downloads the dependencies, including torch
+    if BY_PIP in os.environ:  # fail before pip downloads the dependencies, including torch
         build_editable("", config_settings)
     return load_requirements("backend")
 

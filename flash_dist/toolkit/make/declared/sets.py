@@ -1,4 +1,4 @@
-"""The arch sets of a table, as `builds.published` reads them."""
+"""The arch sets of a `[tool.kernels]` table, as `builds.published` reads them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _RAISE: Final = "raise `toolkit`, or leave the target out"
 
 
 def read_sets(own: Mapping[str, Any], root: Path) -> Path | Mapping[str, Any]:
-    """Return the arch sets of a table: the path of a JSON file, or the content of such a file.
+    """Return a table's arch sets: the path of a JSON file, or the content of such a file.
 
     Raises:
         DeclarationError: A set cannot be compiled, or two sets get wheels of the same version.

@@ -142,10 +142,10 @@ class Family:
 
 
 def split_last(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a [[family]] table, and a second table for its rows that have a key named `AXES.last`.
+    """Yield a [[family]] table, and a second one for its rows with the axis `AXES.last`, if any.
 
-    That key holds the constants that differ in the second table. There, type names contain the name
-    of the axis: `FwdScoredSm90Config`.
+    A row has the axis if it has a key of that name, which holds the constants that differ in the
+    second table. There, type names contain the name of the axis: `FwdScoredSm90Config`.
     """
     rows = [{**row} for row in data["rows"]]
     changes = [row.pop(AXES.last, None) for row in rows]

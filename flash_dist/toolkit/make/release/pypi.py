@@ -104,7 +104,7 @@ def _declare_plain(one: Artefact) -> Manifest:
 
 
 def _change(one: Artefact, manifest: Manifest) -> dict[str, bytes]:
-    """Return the files that contain the version, except the bill of materials and RECORD."""
+    """Return the new text of files with the version, except the bill of materials and RECORD."""
     versions = (one.manifest.package_version, manifest.package_version)
     old, new = (f"\nVersion: {version}\n".encode() for version in versions)
     return {
