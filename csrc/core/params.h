@@ -199,8 +199,8 @@ struct DeltaParams {
 
 // One chunk of the backward: the units [unit_begin, unit_begin + units), which are (batch, kv head)
 // pairs, and the keys [key_begin, key_end) of each unit. A query chunk is limited to some query
-// heads of each group split, some of their queries, or both: seqlen_q and all pointers to query rows
-// are those of the chunk. Other chunks have all queries of all query heads of each unit.
+// heads of each group split, some of their queries, or both: seqlen_q and all pointers to query
+// rows are those of the chunk. Other chunks have all queries of all query heads of each unit.
 struct BwdParams {
   View q, k, v, dout;
   View dq, dk, dv;

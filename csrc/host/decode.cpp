@@ -27,8 +27,8 @@ constexpr int FEW_LATENT_TILES = 16;
 constexpr int64_t FEW_KEY_BLOCKS = 256;
 static_assert(FEW_LATENT_TILES <= MOST_FEW_TILES);
 constexpr int64_t TILE_ROWS = 64, TILE_WEIGHTS = 64 * 64;  // rows and elements of P per tile
-// tiles_differ is set from this many work tiles per split on. With fewer work tiles, either some
-// splits would get several of the longest tiles, or tiles would be cut and combined.
+// With several row tiles, tiles_differ is set from this many work tiles per split on. With fewer,
+// either some splits would get several of the longest tiles, or tiles would be cut and combined.
 constexpr int TILES_PER_SPLIT = 3;
 // Pairs of blocks compute tiles longer than half a group only if there is at least one tile per
 // FEW_TILES multiprocessors.
@@ -131,7 +131,7 @@ class Decode {
 
   int64_t workspace_bytes() const { return stats_bytes_ + out_bytes_ + weights_bytes(); }
 
-  // Tells if there are so many work tiles that cutting them would not be faster.
+  // Tells if tiles_differ is set. Cutting so many work tiles would not be faster.
   bool has_whole_tiles() const { return p_.tiles_differ != 0; }
 
   void run(void* workspace) {

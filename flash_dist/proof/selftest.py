@@ -107,7 +107,7 @@ def _find_size(
 
 
 def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
-    """Return the forward and latent sizes for which every role has a kernel that loads."""
+    """Return the forward and latent sizes for which the kernel of every role that has one loads."""
     loads: defaultdict[tuple[str, str], dict[tuple[int, ...], bool]] = defaultdict(dict)
     for kernel in selected:
         size = int(kernel["head_dim"]), int(kernel["head_dim_v"])

@@ -50,13 +50,13 @@ class LibraryVerdict:
 
     @property
     def how(self) -> How:
-        """The best of the containers' verdicts; "no" if none has code that runs here."""
+        """The best of the containers' verdicts; "no" if no code can run in this situation."""
         hows = {one.how for one in self.containers}
         return min(hows, key=PREFERENCE.index, default="no")
 
     @property
     def unfit(self) -> tuple[ContainerVerdict, ...]:
-        """The containers without code that this GPU can run with this driver."""
+        """The containers without code that can run in this situation."""
         return tuple(one for one in self.containers if one.how == "no")
 
     @property
