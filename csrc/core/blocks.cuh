@@ -86,7 +86,7 @@ __device__ __forceinline__ bool keeps_sums(const BwdParams& p) {
   return p.group_split > 1 || !p.sums_last;
 }
 
-// Grid of dK/dV for blocks of block_n keys. Also fills in the divisors, as FwdGrid does.
+// Grid of dK/dV for blocks of block_n keys. Also fills in the divisors that DkdvBlock uses.
 struct DkdvGrid {
   int64_t tiles, groups;
 
@@ -136,7 +136,7 @@ struct DqBlock {
   }
 };
 
-// Grid of dQ for blocks of block_m queries. Also fills in the divisors, as FwdGrid does.
+// Grid of dQ for blocks of block_m queries. Also fills in the divisors that DqBlock uses.
 struct DqGrid {
   int64_t tiles, groups;
 

@@ -59,9 +59,9 @@ struct DecodeParams {
   const float* sinks;  // see FwdParams::sinks
   // How the work is split. The host code fills in these fields.
   int block_rows;      // rows of a work tile; row r is query r / group, head r % group
-  int row_tiles;       // ceil(most_rows() / block_rows): maximum number of tiles per kv head
-  int partial_rows;    // min(most_rows(), block_rows): rows of a partial result
-  int splits;          // number of splits of all key blocks; a thread block computes one split
+  int row_tiles;       // ceil(group * seqlen_q / block_rows): maximum number of tiles per kv head
+  int partial_rows;    // min(group * seqlen_q, block_rows): rows of a partial result
+  int splits;          // number of splits of all key blocks, each for one or two thread blocks
   int tiles_differ;    // 1: a tile has the key blocks visible to its rows; 0: to any query
   int columns;         // compiled columns of a partial result
   int max_key_blocks;  // with more key blocks no work tile is split: partial_out would be too small

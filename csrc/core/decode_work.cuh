@@ -2,8 +2,8 @@
 //
 // A work tile is block_rows rows of one kv head of one batch entry, together with the key blocks
 // visible to any of these rows. The key blocks of all work tiles are numbered consecutively, tile
-// after tile, and cut into equal splits, one per thread block (stream-K). The host need not know
-// the lengths of the sequences.
+// after tile, and cut into equal splits (stream-K), one per thread block or pair of blocks. The
+// host need not know the lengths of the sequences.
 //
 // If a work tile lies within one split, that split computes its final result. Otherwise each split
 // stores partials of its part of the tile: one per complete group, and one per key block of a group

@@ -193,7 +193,7 @@ struct DeltaParams {
   Divisor by_tiles, by_num_heads_q, by_group;  // filled in at the launch
   const float* sinks;                          // see FwdParams::sinks
   float* dsinks;                               // shape of lse: terms of the gradient of the sinks
-  int* dq_turns;                               // BwdParams::dq_turns, to set to 0; null: none
+  int* dq_turns;                               // BwdParams::dq_turns, which is set to 0; null: none
   int64_t turns;                               // length of dq_turns
 };
 

@@ -1,8 +1,8 @@
 // Adds the fp32 partial sums of dK, and those of dV, in ascending order of the splits, and rounds
 // each result once.
 //
-// Grid      x = tile of rows over all batch entries and kv heads of dK, then of dV. A thread owns 8
-//           columns of one row.
+// Grid      x = tile of rows, counted over all batch entries and kv heads, of dK and then of dV. A
+//           thread owns 8 columns of one row.
 #pragma once
 
 #include "core/config.h"

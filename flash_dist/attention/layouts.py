@@ -190,7 +190,7 @@ def _drop_group(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> L
     if len(x.shape) == tokens + 2:
         return x
     heads_q, heads_kv, group = math.prod(q.shape[tokens:-1]), x.shape[tokens], x.shape[-2]
-    if group != 1 and group != heads_q // heads_kv:  # a set would hash symbolic sizes
+    if group != 1 and group != heads_q // heads_kv:  # `not in {1, ...}` would hash symbolic sizes
         message = (
             f"heads_per_kv of {name} must be that of {names.q}, {heads_q // heads_kv}, or 1, "
             f"got {group} ({name} has shape {list(x.shape)}, {names.q} has shape {list(q.shape)})"

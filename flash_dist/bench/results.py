@@ -146,7 +146,7 @@ class Row:
         return OURS_DETERMINISTIC if both else OURS
 
     def ratio(self, peer: str, pass_: str) -> float | None:
-        """Return the peer's time over ours: above 1, ours is faster. None if a time is missing."""
+        """Return the peer's time divided by ours: above 1, ours is faster. None if unknown."""
         times = [self.milliseconds(name, pass_) for name in (peer, self.ours_beside(peer))]
         return None if times[0] is None or times[1] is None else times[0] / times[1]
 

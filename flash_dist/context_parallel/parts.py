@@ -52,7 +52,7 @@ def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
         return Part(ALL, ALL, Band())
     if source == rank:
         return Part(ALL, ALL, Band(right=0))
-    if source < rank:  # chunk 0 of source is before both chunks of rank, chunk 1 after
+    if source < rank:  # only chunk 0 of source is before rank
         return Part(ALL, slice(0, half), Band())
     return Part(slice(half, None), ALL, Band())  # only chunk 1 of rank is after source
 

@@ -239,7 +239,7 @@ def _documents(options: Options) -> list[_Document]:
 
 
 class _Problem(NamedTuple):
-    """One document with heads first and heads repeated: [batch, num_heads_q, seqlen, head_dim]."""
+    """A document's tensors as [batch, num_heads_q, seqlen, head_dim]; kv heads are repeated."""
 
     q: Tensor
     k: Tensor

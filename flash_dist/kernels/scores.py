@@ -46,7 +46,7 @@ class Scores(NamedTuple):
         return self._replace(alibi_slopes=slopes)
 
 
-PLAIN: Final = Scores()  # no score modifications
+PLAIN: Final = Scores()  # unmodified scores, without sinks
 
 
 def cut_bias(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:

@@ -1,7 +1,7 @@
 // Adds the partial sums of dK, and those of dV, in ascending order of the splits.
 //
-// Grid      x = tile of rows over all batch entries and kv heads of dK, then of dV. A thread owns 4
-//           columns of one row.
+// Grid      x = tile of rows, counted over all batch entries and kv heads, of dK and then of dV. A
+//           thread owns 4 columns of one row.
 #pragma once
 
 #include "core/reduce.h"

@@ -1,7 +1,7 @@
 // Attention of few queries to the keys and values of a cache, on mma.sync.
 //
-// Grid      One block per split of the key blocks of all sequences (core/decode_work.cuh): at most
-//           as many as the GPU can hold.
+// Grid      One block per split of the key blocks of all sequences (core/decode_work.cuh), at most
+//           as many as the GPU holds.
 // Block     WARPS warps on BLOCK_ROWS rows. The rows are the queries of all heads of a group, which
 //           share one pass over K and V. WARPS_N warps share 16 rows: each has some keys of S, then
 //           some columns of O. With more queries a block has more rows; the bits are the same.

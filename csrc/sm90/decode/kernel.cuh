@@ -1,8 +1,8 @@
 // Attention of many rows to the keys and values of a cache, with wgmma. Results are bit-identical
 // to mma/decode/kernel.cuh.
 //
-// Grid      One block per split of the key blocks of all sequences (core/decode_work.cuh): at most
-//           as many as the GPU can hold.
+// Grid      One block per split of the key blocks of all sequences (core/decode_work.cuh), at most
+//           as many as the GPU holds.
 // Block     One or two consumer warpgroups with 64 rows of a work tile each, on the same keys, and
 //           a loading warpgroup.
 // Shared    A ring of tiles of K and V; Q; O of the work tile.

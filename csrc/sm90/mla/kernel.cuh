@@ -1,8 +1,8 @@
 // Attention of many heads to a cache of latent keys (MLA), with wgmma: the values are the first
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
-// Grid      As many blocks as the GPU holds, one for each split of the key blocks of all sequences
-//           (core/decode_work.cuh). Splits consist of complete groups.
+// Grid      For each split of the key blocks of all sequences (core/decode_work.cuh), one block, or
+//           two with 64 rows each; at most as many as the GPU holds. Splits never cut a group.
 // Block     A warpgroup that loads, and two consumers of the same 64 rows. A row is a query of a
 //           head. A key block of 128 keys is two tiles. The first consumer computes S and P of the
 //           first tile, the second consumer those of the second tile. Each has half of the columns

@@ -57,9 +57,9 @@ def dropout_mask(
     """Return which weights attention drops, to check or repeat a call: one boolean per weight.
 
     If the generator has the same state as before a call, for example after the same
-    `torch.manual_seed`, these are the weights that the call dropped. They depend only on the seed,
-    the offset, the index of the batch entry or packed sequence, the query head, and the query and
-    key within the sequence. They are the same on every device.
+    `torch.manual_seed`, these are the weights that the call dropped. They depend only on dropout_p,
+    the seed, the offset, the index of the batch entry or packed sequence, the query head, and the
+    query and key within the sequence. They are the same on every device.
 
     Args:
         dropout_p: The dropout_p of the call, which is rounded to a multiple of 1 / 65536.

@@ -122,7 +122,8 @@ def _forward(  # noqa: PLR0913, PLR0917
 def _require_no_gradient(*tensors: Tensor) -> None:
     """Raise ValueError if gradients are needed; torch has no backward for these arguments.
 
-    `varlen_attn` itself raises in this case, and calls its operator without gradients.
+    This is for direct calls of the operator. `varlen_attn` itself raises in this case, and calls
+    the operator with gradients disabled.
     """
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         message = (

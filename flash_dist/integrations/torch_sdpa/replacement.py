@@ -115,7 +115,8 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
         if isinstance(attn_mask, _OWN):
             _refuse(attn_mask, call)
         tell(call)
-        if causal is not None:  # CausalBias expects the function of torch.nn.functional, now ours
+        # CausalBias recognises only the function in torch.nn.functional, which is now ours.
+        if causal is not None:
             attn_mask, is_causal = to_torch(causal, query, key)
         options = {"scale": scale, "enable_gqa": enable_gqa}
         own = (*_found, _OUTSIDE)[0]

@@ -215,7 +215,7 @@ def _describe_others(others: Sequence[Judged], selection: Selection, kind: str) 
 
 
 def _describe_equal(judged: Judged, chosen: Judged | None) -> str:
-    """Say that a set serves the GPUs equally well; if its toolkit differs, from which driver on."""
+    """Say that a set serves the GPUs equally well; for another toolkit, also name its driver."""
     toolkit = judged.candidate.build.toolkit
     if toolkit is None or chosen is None or chosen.candidate.build.toolkit == toolkit:
         return "serves them as well"

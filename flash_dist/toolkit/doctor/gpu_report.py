@@ -58,7 +58,7 @@ class Report:
 
     @property
     def usable(self) -> tuple[int, ...]:
-        """The GPUs that the build serves."""
+        """The indices of the GPUs that the build serves."""
         return tuple(gpu.index for gpu in self.gpus if gpu)
 
     def to_json(self) -> dict[str, Any]:

@@ -213,7 +213,7 @@ def _require_sane(record: Record) -> None:
 
 
 def _escape(text: str) -> str:
-    """Replace characters that are not printable with Python's escapes."""
+    """Replace unprintable characters with Python's escapes."""
     return "".join(
         char if is_clean(char) else char.encode("unicode_escape").decode() for char in text
     )

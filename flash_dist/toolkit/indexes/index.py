@@ -143,7 +143,7 @@ def read_index(place: str, project: str | None = PROJECT) -> Index:
 
     Args:
         place: Folder, page in a file, address of an index, or address of a page of an index.
-        project: The wheels' project; None for all wheels on this page.
+        project: The wheels' project; None for all wheels in the folder or on the page.
 
     Raises:
         FetchError: The place does not exist, or cannot be read.

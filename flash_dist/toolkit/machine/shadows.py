@@ -46,7 +46,7 @@ def find_shadow(name: str) -> Shadow | None:
         installed = Path(str(distribution.locate_file("")))
         present = any((installed / one).exists() for one in (name, f"{name}.py"))
         if spec is None or not spec.origin or not present:
-            return None  # not on this machine, or an editable install, whose files are elsewhere
+            return None  # no module is found, or an editable install, whose files are elsewhere
         file = Path(spec.origin)
         place = file.parents[1] if spec.submodule_search_locations is not None else file.parent
         path = file.relative_to(place)

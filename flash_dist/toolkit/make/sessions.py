@@ -218,7 +218,7 @@ def run_preflight(
 
 
 def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
-    """Return CUDA_HOME's release, None if it is unset; raise if no set needs its major version."""
+    """Return the release of CUDA_HOME, None if unset; raise if no set needs this major version."""
     home = named_home(environ)
     if home is None:
         return None

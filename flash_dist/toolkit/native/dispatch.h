@@ -86,7 +86,7 @@ Selection select_kernel(int device, const KernelKey& key);
 // variants and the reason against each.
 Loaded require_kernel(int device, const KernelKey& key, const void* params);
 
-// Like require_kernel, but returns a null variant instead of throwing.
+// Like require_kernel, but if there is no such variant, Loaded::variant is null.
 Loaded find_kernel(int device, const KernelKey& key, const void* params);
 
 // Launches on stream and remembers the variant for last_variants().

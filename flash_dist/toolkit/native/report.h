@@ -10,8 +10,8 @@
 
 KERNEL_API const char* KERNEL_C(last_error)();
 
-// The functions ..._json() write a report as JSON into buffer if size suffices. They return its
-// length without the final NUL. They need no torch; only select_json() needs a GPU.
+// The functions ..._json() write a report as JSON into buffer if size suffices. They return the
+// report's length without the final NUL. They need no torch; only select_json() needs a GPU.
 KERNEL_API int64_t KERNEL_C(variants_json)(char* buffer, int64_t size);
 // select_json() loads the kernels that it reports. The question restricts them by the role and the
 // axes of a call ("role=fwd dtype=bf16"). An empty question asks for all kernels; the

@@ -222,7 +222,7 @@ def make_gpu_table(left: Json) -> Markup:
 
 
 def _place(gpu: Mapping[str, Any]) -> str:
-    """Return the PCI address without leading zeros: NVML writes more zeros than CUDA."""
+    """Return the PCI address in the same form for NVML and CUDA, which write it differently."""
     return str(gpu["pci"] or "").lower().lstrip("0")
 
 

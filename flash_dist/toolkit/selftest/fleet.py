@@ -1,4 +1,4 @@
-"""Compares the selftests of many GPUs on many machines: results of one setting must agree.
+"""Compares the selftests of many GPUs on many machines: equal code on equal GPUs gives equal bits.
 
 A GPU that computes wrong bits without an error corrupts data silently. The odd GPUs are those that
 differ from the majority.

@@ -188,10 +188,10 @@ def unsupported_sentence(
     others: Iterable[Device] = (),
     partly: bool = False,
 ) -> str:
-    """Say in one sentence that a build has no code for a GPU, and name an arch set that has code.
+    """Say in one sentence that a build has no code for a GPU, and which arch sets have code.
 
-    The set is the one in `unsupported_fix`; it also serves `others`. If `partly`, the build has
-    code for only some kernels.
+    The sentence names published sets that also serve `others`, first the one that `unsupported_fix`
+    names, or says that there are none. If `partly`, the build has code for only some kernels.
     """
     gpu = describe_device(device, name)
     contents = describe_archs(build.archs).replace("; ", " and ")

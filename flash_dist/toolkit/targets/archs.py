@@ -37,7 +37,7 @@ class Arch:
 
     @classmethod
     def parse(cls, text: str) -> Arch:
-        """Read `sm_90a`, `compute_80`, `9.0a` or `90a`; the last two are SASS.
+        """Read `sm_90a`, `9.0a` or `90a`, which mean SASS, or `compute_80`, which means PTX.
 
         Any well-formed number is valid: a binary may hold code for GPUs newer than this package.
         """

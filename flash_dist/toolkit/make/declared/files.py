@@ -125,7 +125,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _near(pattern: str, root: Path) -> str:
-    """Return a hint with the existing path that is most like a wrong pattern."""
+    """Return a hint: the path most like a wrong pattern, or the folder of relative paths."""
     suffix = Path(pattern).suffix
     paths = (path.relative_to(root).as_posix() for path in islice(_walk(root), _MOST_NAMES))
     names = [name for name in paths if not suffix or name.endswith(suffix)]

@@ -45,7 +45,8 @@ def read_sets(own: Mapping[str, Any], root: Path) -> Path | Mapping[str, Any]:
     """Return a table's arch sets: the path of a JSON file, or the content of such a file.
 
     Raises:
-        DeclarationError: A set cannot be compiled, or two sets get wheels of the same version.
+        DeclarationError: There is no set, a set cannot be compiled, or two sets get wheels of the
+            same version.
     """
     told = own.get("sets", {})
     if isinstance(told, str):

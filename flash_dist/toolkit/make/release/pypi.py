@@ -136,7 +136,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
 
 
 def _is_plain(path: Path, one: Artefact) -> bool:
-    """Compare a plain wheel with its labelled wheel; `verify` checks SBOM and RECORD."""
+    """Tell if a plain wheel matches its labelled wheel; `verify` checks SBOM and RECORD."""
     manifest = _declare_plain(one)
     old, new = _folders(one, manifest)
     changed = _change(one, manifest)
