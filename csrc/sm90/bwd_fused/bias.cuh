@@ -17,6 +17,7 @@
 #include "ptx/tensor_copy.cuh"
 #include "sm90/bias.cuh"
 #include "sm90/bwd/launch.h"
+#include "sm90/bwd_fused/config.h"
 
 namespace flash_dist {
 
