@@ -32,8 +32,6 @@ struct FusedSm90Keys {
 
   using BiasTile = typename Config::BiasTile;
   static constexpr bool BIAS_IN_TILES = Config::BIAS_IN_BOXES;
-  using OwnBiasTile = std::conditional_t<Config::BIAS_IS_FP32, BwdSm90Fp32BiasTile<Config>,
-                                         BwdSm90BiasTile<Config>>;
 
   // In fp16, if dS^T is computed from rounded values (P^T, or `products` with soft cap or ALiBi),
   // these are multiplied by 2^8: below 2^-14 they would lose bits, and so would dS. dV and dS are
@@ -234,7 +232,7 @@ struct FusedSm90Keys {
           wait_for_bias(place);
           const uint32_t tile = smem.bias_tile(thread.half, place);
           clear_bias(tile, item.row0);
-          OwnBiasTile{params, tile}.template exponentiate<SHIFT>(pt, lse);
+          BwdSm90BiasTile<Config>{params, tile}.template exponentiate<SHIFT>(pt, lse);
         } else if constexpr (Config::HAS_BIAS) {
           BwdSm90BiasElements<Config>{p, work}.template exponentiate<SHIFT>(pt, lse, bias);
         } else {
