@@ -1,7 +1,8 @@
-// Stores 64 rows of out from a warpgroup of the forward kernel for Hopper.
+// The work tiles of a consumer warpgroup of the forward kernel for Hopper, and their 64 rows of out.
 #pragma once
 
 #include "core/sequence.cuh"
+#include "core/uncovered.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "sm90/fwd/config.h"
@@ -91,5 +92,31 @@ struct FwdSm90Output {
     commit_stores();
   }
 };
+
+// Runs a consumer warpgroup until the loader closes the work tiles. consumer.compute(work) computes
+// and stores out and lse of a work tile that has queries and keys.
+template <class Config, class Consumer>
+__device__ __forceinline__ void consume_works(const Consumer& consumer) {
+  const typename Config::Params& params = consumer.params;
+  typename Config::Smem& smem = consumer.smem;
+  Ring<WORKS> works;
+#pragma unroll 1
+  while (true) {
+    smem.work_barriers.wait_for_data(works);
+    const typename Config::Work& work = smem.work[works.stage()];
+    if (work.is_closed()) break;
+    if (work.sequence.uncovered_q) fill_uncovered<Config, 2, WARPGROUP>(params.p, work.block);
+    if (work.has_queries()) {
+      if (work.has_keys()) {
+        consumer.compute(work);
+      } else {
+        FwdSm90Output<Config>{params, smem, work}.store_empty();
+      }
+    }
+    smem.work_barriers.release(works.stage());
+    works.advance();
+  }
+  wait_until_read<0>();
+}
 
 }  // namespace flash_dist
