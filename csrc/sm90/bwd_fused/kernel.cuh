@@ -140,10 +140,7 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
 
   if (threadIdx.x == 0) {
     BlockPlace place(fetch_next(p.dq_turns), p.order);
-    prefetch_map(params.q);
-    prefetch_map(params.k);
-    prefetch_map(params.v);
-    prefetch_map(params.dout);
+    prefetch_maps(params.q, params.k, params.v, params.dout);
     if constexpr (Config::BIAS_IN_BOXES) prefetch_map(params.bias);
     make_fused_barriers<Config>(smem);
     mbarriers_made();

@@ -110,10 +110,7 @@ template <class Config, int OTHER_READERS = 0>
 __device__ __forceinline__ void make_fwd_barriers(const typename Config::Params& params,
                                                   typename Config::Smem& smem) {
   if (threadIdx.x == 0) {
-    prefetch_map(params.q);
-    prefetch_map(params.k);
-    prefetch_map(params.v);
-    prefetch_map(params.out);
+    prefetch_maps(params.q, params.k, params.v, params.out);
     constexpr int WARPS = Config::CONSUMERS * WARPS_OF_GROUP;
     smem.work_barriers.make(WARPS + OTHER_READERS);
     smem.q_barriers.make(WARPS);
