@@ -16,6 +16,10 @@ namespace flash_dist {
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
+template <class... Maps>
+__device__ __forceinline__ void prefetch_maps(const Maps&... maps) {
+  (prefetch_map(maps), ...);
+}
 
 // Coordinates of a box's first element, innermost first.
 struct BoxPlace {

@@ -166,10 +166,7 @@ __device__ __forceinline__ void dkdv_of_block(const typename Config::Params& par
   if (block.key0 >= sequence.seqlen_k) return;
 
   if (threadIdx.x == 0) {
-    prefetch_map(params.q);
-    prefetch_map(params.k);
-    prefetch_map(params.v);
-    prefetch_map(params.dout);
+    prefetch_maps(params.q, params.k, params.v, params.dout);
     mbarrier_init(shared_address(&smem.keys_full), 1);
     smem.barriers.make(Config::CONSUMERS * 4);
     mbarriers_made();

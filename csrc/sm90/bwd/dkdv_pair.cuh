@@ -462,10 +462,7 @@ __device__ __forceinline__ void dkdv_of_pair(const typename Config::Params& para
   if (block.key0 >= sequence.seqlen_k) return;  // both blocks return
 
   if (threadIdx.x == 0) {
-    prefetch_map(params.q);
-    prefetch_map(params.k);
-    prefetch_map(params.v);
-    prefetch_map(params.dout);
+    prefetch_maps(params.q, params.k, params.v, params.dout);
     make_barriers_of_pair<Config>(smem);
     smem.work.block = block;  // read by load_keys()
     smem.work.sequence = sequence;

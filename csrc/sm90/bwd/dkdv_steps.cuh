@@ -1,5 +1,5 @@
-// The steps that the kernels of dK and dV on Hopper share: dkdv.cuh, dkdv_pair.cuh, fused.cuh and
-// bwd_halves.
+// The steps that the kernels of dK and dV on Hopper share: dkdv.cuh, dkdv_pair.cuh,
+// bwd_fused and bwd_halves.
 #pragma once
 
 #include "core/ds_scale.h"

@@ -420,10 +420,7 @@ __device__ __forceinline__ void bias_gradient_sm90_block(const BiasGradientSm90P
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   using Kernel = BiasGradientSm90<Config>;
   if (threadIdx.x == 0) {
-    prefetch_map(params.q);
-    prefetch_map(params.k);
-    prefetch_map(params.v);
-    prefetch_map(params.dout);
+    prefetch_maps(params.q, params.k, params.v, params.dout);
     if (Config::BIAS == BiasLoads::BOXES) prefetch_map(params.bias);
     Kernel::make_barriers(smem);
     mbarriers_made();

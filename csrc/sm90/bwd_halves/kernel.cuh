@@ -38,10 +38,7 @@ __device__ __forceinline__ void dkdv_halves_sm90_block(const typename Config::Pa
   const Sequence sequence(p, block.batch);
   if (block.key0 >= sequence.seqlen_k) return;  // both blocks of the cluster return
   if (threadIdx.x == 0) {
-    prefetch_map(params.q);
-    prefetch_map(params.k);
-    prefetch_map(params.v);
-    prefetch_map(params.dout);
+    prefetch_maps(params.q, params.k, params.v, params.dout);
     smem.make_barriers();
     smem.work.block = block;  // read by load_keys()
     smem.work.sequence = sequence;

@@ -11,7 +11,6 @@
 
 #include <type_traits>
 
-#include "core/uncovered.cuh"
 #include "sm90/fwd/output.cuh"
 #include "sm90/fwd/pipeline.cuh"
 
@@ -25,30 +24,8 @@ struct FwdSm90Consumer {
   const typename Tiles::Params& params;
   typename Tiles::Smem& smem;
 
-  __device__ __forceinline__ void run() const {
-    typename Tiles::Works works;
-#pragma unroll 1
-    while (true) {
-      smem.work_barriers.wait_for_data(works);
-      const typename Tiles::Work& work = smem.work[works.stage()];
-      if (work.is_closed()) break;
-      if (work.sequence.uncovered_q) {
-        fill_uncovered<typename Tiles::Config, 2, WARPGROUP>(params.p, work.block);
-      }
-      if (work.has_queries()) {
-        if (work.has_keys()) {
-          compute(work);
-        } else {
-          Output{params, smem, work}.store_empty();
-        }
-      }
-      smem.work_barriers.release(works.stage());
-      works.advance();
-    }
-    wait_until_read<0>();
-  }
+  __device__ __forceinline__ void run() const { consume_works<typename Tiles::Config>(*this); }
 
- private:
   __device__ __forceinline__ void compute(const typename Tiles::Work& work) const {
     typename Pipeline::Output o;
     o.clear();
@@ -73,6 +50,7 @@ struct FwdSm90Consumer {
     Output{params, smem, work}.store(o);
   }
 
+ private:
   // The main loop, from the last block of keys to the first.
   __device__ __forceinline__ void mainloop(const typename Tiles::Work& work,
                                            typename Pipeline::Output& o,

@@ -17,7 +17,6 @@ struct FwdSm90Loader {
   using QTile = typename Tiles::QTile;
   using Steps = typename Tiles::Steps;
   using Keys = typename Tiles::Keys;
-  using Works = typename Tiles::Works;
 
   const typename Tiles::Params& params;
   typename Tiles::Smem& smem;
@@ -27,35 +26,21 @@ struct FwdSm90Loader {
     own = {static_cast<unsigned>(fresh_block()), 0, 0, 0};
 #pragma unroll 1
     while (own.number < static_cast<unsigned>(params.tiles)) {
-      typename Tiles::Work& work = next_work();
+      typename Tiles::Work& work = next_work<Tiles>(params, smem);
       work.place_block(params.p, Tiles::BLOCK_M, static_cast<int>(own.number));
       own.number = next_tile(own.number);
       if (!work.has_queries() && !work.sequence.uncovered_q) continue;
       work.find_keys(params.p, Tiles::BLOCK_M, Tiles::BLOCK_N);
       work.queries = own.queries;
       work.tiles = own.tiles;
-      publish_work();
+      publish_work<Tiles>(smem);
       if (work.has_queries() && work.has_keys()) load(work);
     }
-    next_work().close();
-    publish_work();
+    next_work<Tiles>(params, smem).close();
+    publish_work<Tiles>(smem);
   }
 
  private:
-  __device__ __forceinline__ typename Tiles::Work& next_work() const {
-    // With a tile counter, take only one tile ahead: no other block can take a tile that waits
-    // here.
-    const unsigned works = smem.progress.works;
-    const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
-    smem.work_barriers.wait_for_place(Works{free});
-    return smem.work[Works{works}.stage()];
-  }
-
-  __device__ __forceinline__ void publish_work() const {
-    smem.work_barriers.arrive(Works{smem.progress.works});
-    ++smem.progress.works;
-  }
-
   __device__ __forceinline__ unsigned next_tile(unsigned number) const {
     const unsigned blocks = gridDim.x;
     return blocks + (params.tickets == nullptr ? number : fetch_next(params.tickets));

@@ -87,16 +87,30 @@ struct FwdSm90SkippingWork : FwdSm90Work {
   }
 };
 
+// next_work(): waits until the loader may write the next work tile, and returns it. publish_work():
+// passes that work tile to the consumers.
+template <class Config>
+__device__ __forceinline__ typename Config::Work& next_work(const typename Config::Params& params,
+                                                            typename Config::Smem& smem) {
+  // With a tile counter, take only one tile ahead: no other block can take a tile that waits here.
+  const unsigned works = smem.progress.works;
+  const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
+  smem.work_barriers.wait_for_place(Ring<WORKS>{free});
+  return smem.work[Ring<WORKS>{works}.stage()];
+}
+template <class Config>
+__device__ __forceinline__ void publish_work(typename Config::Smem& smem) {
+  smem.work_barriers.arrive(Ring<WORKS>{smem.progress.works});
+  ++smem.progress.works;
+}
+
 // Initializes the barriers of a block. All threads of the block call this. OTHER_READERS: number of
 // threads, in addition to the consumer warps, that read the work tiles.
 template <class Config, int OTHER_READERS = 0>
 __device__ __forceinline__ void make_fwd_barriers(const typename Config::Params& params,
                                                   typename Config::Smem& smem) {
   if (threadIdx.x == 0) {
-    prefetch_map(params.q);
-    prefetch_map(params.k);
-    prefetch_map(params.v);
-    prefetch_map(params.out);
+    prefetch_maps(params.q, params.k, params.v, params.out);
     constexpr int WARPS = Config::CONSUMERS * WARPS_OF_GROUP;
     smem.work_barriers.make(WARPS + OTHER_READERS);
     smem.q_barriers.make(WARPS);

@@ -16,7 +16,6 @@
 #include "core/combine.cuh"
 #include "core/decode_rows.cuh"
 #include "core/softmax.cuh"
-#include "core/uncovered.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/fwd/output.cuh"
@@ -331,35 +330,16 @@ struct FwdKvcacheTile {
 
 template <class Config>
 struct FwdKvcacheConsumer {
-  using Output = FwdSm90Output<Config>;
-
   const typename Config::Params& params;
   typename Config::Smem& smem;
 
-  __device__ __forceinline__ void run() const {
-    typename Config::Works works;
-#pragma unroll 1
-    while (true) {
-      smem.work_barriers.wait_for_data(works);
-      const typename Config::Work& work = smem.work[works.stage()];
-      if (work.is_closed()) break;
-      if (work.sequence.uncovered_q) {
-        fill_uncovered<Config, 2, WARPGROUP>(params.p, work.block);
-      }
-      if (work.has_queries()) {
-        if (work.has_keys()) {
-          FwdKvcacheTile<Config> tile(params, smem, work);
-          tile.compute();
-          tile.finish();
-          Output{params, smem, work}.store(tile.group.out);
-        } else {
-          Output{params, smem, work}.store_empty();
-        }
-      }
-      smem.work_barriers.release(works.stage());
-      works.advance();
-    }
-    wait_until_read<0>();
+  __device__ __forceinline__ void run() const { consume_works<Config>(*this); }
+
+  __device__ __forceinline__ void compute(const typename Config::Work& work) const {
+    FwdKvcacheTile<Config> tile(params, smem, work);
+    tile.compute();
+    tile.finish();
+    FwdSm90Output<Config>{params, smem, work}.store(tile.group.out);
   }
 };
 

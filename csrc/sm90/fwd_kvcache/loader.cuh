@@ -44,7 +44,7 @@ struct FwdKvcacheLoader {
     FwdSm90Progress& own = smem.progress;
 #pragma unroll 1
     while (own.number < static_cast<unsigned>(params.tiles)) {
-      Work& work = next_work();
+      Work& work = next_work<Config>(params, smem);
       work.place_block(params.p, params.cache, Config::BLOCK_M, static_cast<int>(own.number));
       own.number = next_tile(own.number);
       if (!work.has_queries() && !work.sequence.uncovered_q) continue;
@@ -55,23 +55,11 @@ struct FwdKvcacheLoader {
         ++own.queries;
         own.tiles += work.key_blocks();
       }
-      publish_work();
+      publish_work<Config>(smem);
       return;
     }
-    next_work().close();
-    publish_work();
-  }
-  __device__ __forceinline__ Work& next_work() const {
-    // With a tile counter, take only one tile ahead: no other block can take a tile that waits
-    // here.
-    const unsigned works = smem.progress.works;
-    const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
-    smem.work_barriers.wait_for_place(Works{free});
-    return smem.work[Works{works}.stage()];
-  }
-  __device__ __forceinline__ void publish_work() const {
-    smem.work_barriers.arrive(Works{smem.progress.works});
-    ++smem.progress.works;
+    next_work<Config>(params, smem).close();
+    publish_work<Config>(smem);
   }
   __device__ __forceinline__ unsigned next_tile(unsigned number) const {
     if (params.tickets != nullptr) number = fetch_next(params.tickets);

@@ -32,10 +32,7 @@ __device__ __forceinline__ void fwd_pair_sm90_block(const FwdSm90Params& params)
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   if (threadIdx.x == 0) {
-    prefetch_map(params.q);
-    prefetch_map(params.k);
-    prefetch_map(params.v);
-    prefetch_map(params.out);
+    prefetch_maps(params.q, params.k, params.v, params.out);
     smem.make_barriers();
     for (int warp = 0; warp < Config::CONSUMER_WARPS; ++warp) {
       mbarrier_expect(shared_address(&smem.exchange.stats_full[warp]),

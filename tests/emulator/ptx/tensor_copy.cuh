@@ -12,6 +12,8 @@
 namespace flash_dist {
 
 inline void prefetch_map(const CUtensorMap&) {}
+template <class... Maps>
+void prefetch_maps(const Maps&...) {}
 
 struct BoxPlace {
   int column, row, member, head_kv, batch;

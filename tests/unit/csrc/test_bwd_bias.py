@@ -1,4 +1,4 @@
-"""The fused backward with a bias on Hopper (csrc/sm90/bwd/bias.cuh), emulated.
+"""The fused backward with a bias on Hopper (csrc/sm90/bwd_fused/bias.cuh), emulated.
 
 `draw` returns rows at multiples of 16 bytes, which TMA loads.
 """

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dropout_plans.h"
-#include "sm90/bwd/fused.cuh"
+#include "sm90/bwd_fused/kernel.cuh"
 
 namespace flash_dist {
 

@@ -1,9 +1,9 @@
 // The two ways in which the fused backward kernel for Hopper reads a bias (core/bias.cuh).
 //
 // BwdSm90BiasTile: the loading thread copies boxes to a stage of dS^T by TMA. A warpgroup gets 64
-// queries x 64 keys in 16 bits, or twice 64 queries x 32 keys in fp32 (BwdSm90Fp32BiasTile). A warp
-// reads the biases of its 16 keys transposed. Later its warpgroup stores dS^T in the same memory.
-// With fp32 there are half as many stages, each of twice the size.
+// queries x 64 keys in 16 bits, or twice 64 queries x 32 keys in fp32. A warp reads the biases of
+// its 16 keys transposed. Later its warpgroup stores dS^T in the same memory. With fp32 there are
+// half as many stages, each of twice the size.
 //
 // BwdSm90BiasElements: for biases that no tensor map describes. While S^T is computed, a warp reads
 // the biases of its 16 keys and a stage's 64 queries from global memory. A 16-bit pair in memory
@@ -17,6 +17,7 @@
 #include "ptx/tensor_copy.cuh"
 #include "sm90/bias.cuh"
 #include "sm90/bwd/launch.h"
+#include "sm90/bwd_fused/config.h"
 
 namespace flash_dist {
 
@@ -87,7 +88,8 @@ __device__ __forceinline__ void exponentiate_with_bias(Scores& pt, const BwdPara
   }
 }
 
-// The bias of a warpgroup's 64 keys and of a stage's queries, in shared memory.
+// The bias of a warpgroup's 64 keys and of a stage's queries, in shared memory. In fp32: two panels
+// of 32 keys.
 template <class Config>
 struct BwdSm90BiasTile {
   using Tile = typename Config::BiasTile;
@@ -95,45 +97,33 @@ struct BwdSm90BiasTile {
   const typename Config::Params& params;
   uint32_t tile;
 
-  // Computes 2^SHIFT P^T from S^T. Reads two tiles of 8 queries and 16 keys at a time.
-  template <int SHIFT, class Scores, class Lse>
-  __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse) const {
-    const int lane = fresh_thread() % 32;
-    const bool same = params.bias_rows == 1;  // all queries have the bias of the first row
-    const int row = same ? 0 : lane / 16 * 8 + lane % 8;
-    const uint32_t own = tile + Tile::offset(row, warp_of_consumer() * 2 + lane / 8 % 2);
-    const uint32_t step = same ? 0 : 16 * Tile::ROW_BYTES;
-    uint32_t four[4];
-    exponentiate_with_bias<Config, SHIFT>(pt, params.p, lse, [&](int i) {
-      if (i % 4 == 0) ldmatrix_x4_trans(four, own + i / 4 * step);
-      return bias_of_pair<typename Config::T>(four[i % 4]);
-    });
-  }
-};
-
-// BwdSm90BiasTile for fp32. tile: the first of two panels of 32 keys.
-template <class Config>
-struct BwdSm90Fp32BiasTile {
-  using Tile = typename Config::BiasTile;
-
-  const typename Config::Params& params;
-  uint32_t tile;
-
-  // Computes 2^SHIFT P^T from S^T. Reads 8 keys of 4 queries at a time.
+  // Computes 2^SHIFT P^T from S^T. Reads two tiles of 8 queries and 16 keys at a time; in fp32, 8
+  // keys of 4 queries.
   template <int SHIFT, class Scores, class Lse>
   __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse) const {
     const int lane = fresh_thread() % 32, warp = warp_of_consumer();
     const bool same = params.bias_rows == 1;  // all queries have the bias of the first row
-    const int row = same ? 0 : lane % 4 * 2;
-    const uint32_t even = tile + warp / 2 * Config::DS_BYTES +
-                          Tile::offset(row, warp % 2 * 4 + lane / 16) + lane / 4 % 4 * 4;
-    const uint32_t odd = same ? even : (even ^ 16) + Tile::ROW_BYTES;
-    const uint32_t step = same ? 0 : 8 * Tile::ROW_BYTES;
-    exponentiate_with_bias<Config, SHIFT>(pt, params.p, lse, [&](int i) -> float2 {
-      const uint32_t to = i / 2 * step, keys = i % 2 * 32;
-      return {bias_of_fp32(load_shared_4((even ^ keys) + to)),
-              bias_of_fp32(load_shared_4((odd ^ keys) + to))};
-    });
+    if constexpr (Config::BIAS_IS_FP32) {
+      const int row = same ? 0 : lane % 4 * 2;
+      const uint32_t even = tile + warp / 2 * Config::DS_BYTES +
+                            Tile::offset(row, warp % 2 * 4 + lane / 16) + lane / 4 % 4 * 4;
+      const uint32_t odd = same ? even : (even ^ 16) + Tile::ROW_BYTES;
+      const uint32_t step = same ? 0 : 8 * Tile::ROW_BYTES;
+      exponentiate_with_bias<Config, SHIFT>(pt, params.p, lse, [&](int i) -> float2 {
+        const uint32_t to = i / 2 * step, keys = i % 2 * 32;
+        return {bias_of_fp32(load_shared_4((even ^ keys) + to)),
+                bias_of_fp32(load_shared_4((odd ^ keys) + to))};
+      });
+    } else {
+      const int row = same ? 0 : lane / 16 * 8 + lane % 8;
+      const uint32_t own = tile + Tile::offset(row, warp * 2 + lane / 8 % 2);
+      const uint32_t step = same ? 0 : 16 * Tile::ROW_BYTES;
+      uint32_t four[4];
+      exponentiate_with_bias<Config, SHIFT>(pt, params.p, lse, [&](int i) {
+        if (i % 4 == 0) ldmatrix_x4_trans(four, own + i / 4 * step);
+        return bias_of_pair<typename Config::T>(four[i % 4]);
+      });
+    }
   }
 };
 

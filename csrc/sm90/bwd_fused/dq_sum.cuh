@@ -5,7 +5,7 @@
 #include "core/ds_scale.h"
 #include "core/sequence.cuh"
 #include "ptx/wgmma.cuh"
-#include "sm90/bwd/config.h"
+#include "sm90/bwd_fused/config.h"
 #include "sm90/rows.cuh"
 
 namespace flash_dist {
