@@ -205,9 +205,9 @@ __device__ __forceinline__ void store_partial(const DecodeParams& p, const Parti
   }
 }
 
-// Combines a key block with its group. If splits share the group, stores the key block as a partial
-// instead. If splits share only the work tile, stores each complete group as a partial. Returns
-// true if the group is complete and the whole work tile is in this split.
+// Combines a key block with its group of key blocks, or stores it as a partial if another split has
+// a part of the group. Stores a complete group as a partial if this split lacks a part of the work
+// tile. Returns true if the group is complete and this split has the whole work tile.
 template <class Config, int OT, class Splits>
 __device__ __forceinline__ bool take_key_block(const DecodeParams& p, const Splits& splits,
                                                const DecodeCursor& at, SplitBounds bounds,

@@ -168,7 +168,7 @@ struct DkdvOfPair {
     if (work.items == 0) return;
     clear_keys();
     Scores x;
-    Fragments even, odd;  // of even and of odd stages, counted from the start of the pipeline
+    Fragments even, odd;  // of even and of odd stages; of all stages in `even` if !SENDS_EARLY
     Fragments products;   // with soft cap or ALiBi: the other block computes dS^T from these
     Stages stages;
     Slots slots;

@@ -1,10 +1,10 @@
 // The bias of the forward kernel for Hopper, from global memory to the scores: s * scale + bias, or
 // -inf where the bias masks the score (core/bias.cuh).
 //
-// A stage has two panels (core/panels.cuh) with 128 bytes per query: the biases of 128 keys in 16
-// bits, or of 64 keys in fp32. So a step of 128 keys takes one stage or two. A loading thread fills
-// a ring of stages with boxes of 16-bit columns. If all queries share one row of the bias, a box
-// has only that row. A warp loads a step's stages into registers before it waits for the scores.
+// A stage has two panels (core/panels.cuh), each with 128 bytes per query: together the biases of
+// 128 keys in 16 bits, or of 64 in fp32. So a step of 128 keys takes one stage or two. A loading
+// thread fills a ring of stages with boxes of 16-bit columns, of one row if all queries share it. A
+// warp loads a step's stages into registers before it waits for the scores.
 //
 // In fp32, 128 x 128 biases take 64 KB. HBM delivers them in 1.9 us per multiprocessor, no faster
 // than the kernel without a bias computes the tile. At head_dim 128 a step has 64 keys, so that the

@@ -123,7 +123,7 @@ def infer(
         tensors: query [total_q, num_heads_q, head_dim]; key [num_pages, page_size, num_heads_kv,
             head_dim], or [total_k, num_heads_kv, head_dim]; value like key.
         bounds: As in `find_call`; its cum_seq_k is ignored.
-        keys: cum_seq_k, and seqused_k, block_table or both.
+        keys: cum_seq_k, and at least one of seqused_k and block_table.
         options: Further arguments.
         others: Arguments that are supported only if None or False.
 

@@ -116,7 +116,7 @@ def _choose(
         return LayerMask(Band(left, left))
     if keys < queries:  # align top left, as sdpa does
         return LayerMask(mask=BlockMask.sliding_window(left, 0, alignment="top_left"))
-    is_cache = keys > queries > 1  # the first tokens of a static cache
+    is_cache = keys > queries > 1  # a static cache; only its first `queries` slots are filled
     return LayerMask(Band(left, 0), keys=queries if is_cache else None)
 
 

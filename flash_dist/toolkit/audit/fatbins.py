@@ -153,9 +153,10 @@ class _Fatbins:
         return cls(judged, _find_full(judged, inspection), together, complete, bound)
 
     def lacking(self, required: Arch, groups: Mapping[int, Sequence[Arch]]) -> list[int]:
-        """Return the fatbins with kernels for which `groups` has no target that serves `required`.
+        """Return the fatbins with kernels that lack `required`: no target in `groups` serves it.
 
-        Fatbins that are meant for another target count only if all fatbins lack the required one.
+        A fatbin that is meant for another target is returned only if all fatbins with kernels lack
+        `required`. None is returned if every linked object has the required PTX.
         """
         if required.ptx and self.complete and all(_has(one, required) for one in self.complete):
             return []  # the driver links the PTX of all objects again

@@ -1,7 +1,7 @@
 """Checks libraries of any package, including ours, against the GPUs of a real or imagined machine.
 
-A container without code for a GPU is explained, not reported as a failure: the library may never
-launch the container's kernels on that GPU.
+If only some fatbins of a library have code for a GPU, that is a warning, not a failure: the library
+may never launch the other fatbins' kernels on that GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..machine.libcuda import Gpu
     from .environment import Environment
 
-_NAMED = 5  # maximum sentences per library
+_NAMED = 5  # maximum warnings in the details of a library; the first is in the summary
 
 # Patterns that match an obstacle's sentence (`targets/compatibility.py`), each with the remedy.
 _STEPS = (

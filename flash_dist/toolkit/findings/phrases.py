@@ -1,4 +1,4 @@
-"""Recognises a message in pasted text, despite colours, broken lines and other quotation marks.
+"""Recognises a message in pasted text, despite colours, broken lines and changed quotes.
 
 An entry lists phrases: literal parts of its messages. Case, quotation marks and spaces do not
 count, and `{symbol}` is a variable word.

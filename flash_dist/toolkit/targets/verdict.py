@@ -52,7 +52,7 @@ HOW_ORDER: tuple[KernelHow, ...] = (
     "not-on-this-hardware", "native", "family", "same-major", "jit", "unverified", "none",
 )  # fmt: skip
 
-# First compute capability with the instructions for a word of an axis, such as a dtype.
+# For each word of an axis (axes.py), such as bf16: first compute capability with its instructions.
 FLOORS: Final = {name: word.floor for name, word in AXES.words.items()}
 OLDEST: Final = Device.parse(PRODUCT.oldest_gpu) if PRODUCT.oldest_gpu else ANY_GPU
 FLOOR: Final = max(OLDEST, min(FLOORS.values(), default=OLDEST))
