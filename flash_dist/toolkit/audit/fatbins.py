@@ -156,7 +156,7 @@ class _Fatbins:
         """Return the fatbins with kernels that lack `required`: no target in `groups` serves it.
 
         A fatbin that is meant for another target is returned only if all fatbins with kernels lack
-        `required`. None is returned if every linked object has the required PTX.
+        `required`. The list is empty if every linked object has the required PTX.
         """
         if required.ptx and self.complete and all(_has(one, required) for one in self.complete):
             return []  # the driver links the PTX of all objects again
