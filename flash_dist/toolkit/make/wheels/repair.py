@@ -36,7 +36,7 @@ def repair_words(wheel: Path, folder: Path, machine: str, plat: str | None = Non
     tag = f"{plat}_{machine}" if plat else "auto"
     excludes = [word for library in EXCLUDED for word in ("--exclude", library)]
     words = ["auditwheel", "repair", "--plat", tag, "--only-plat", *excludes]
-    return [*words, "-w", str(folder), str(wheel)]
+    return [*words, "--zip-compression-level", "9", "-w", str(folder), str(wheel)]
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -19,6 +19,7 @@ def test_external_libraries_are_not_packed_and_one_tag_is_left() -> None:
     words = repair_words(WHEEL, FOLDER, "x86_64")
     assert {words[at + 1] for at, word in enumerate(words) if word == "--exclude"} == set(EXCLUDED)
     assert "--only-plat" in words
+    assert words[words.index("--zip-compression-level") + 1] == "9", "the smallest files"
     assert words[-3:] == ["-w", "repaired", "raw.whl"]
 
 
