@@ -101,9 +101,10 @@ struct BwdSm90BiasTile {
   // keys of 4 queries.
   template <int SHIFT, class Scores, class Lse>
   __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse) const {
-    const int lane = fresh_thread() % 32, warp = warp_of_consumer();
-    const bool same = params.bias_rows == 1;  // all queries have the bias of the first row
+    const int lane = fresh_thread() % 32;
     if constexpr (Config::BIAS_IS_FP32) {
+      const int warp = warp_of_consumer();
+      const bool same = shares_row();
       const int row = same ? 0 : lane % 4 * 2;
       const uint32_t even = tile + warp / 2 * Config::DS_BYTES +
                             Tile::offset(row, warp % 2 * 4 + lane / 16) + lane / 4 % 4 * 4;
@@ -115,8 +116,9 @@ struct BwdSm90BiasTile {
                 bias_of_fp32(load_shared_4((odd ^ keys) + to))};
       });
     } else {
+      const bool same = shares_row();
       const int row = same ? 0 : lane / 16 * 8 + lane % 8;
-      const uint32_t own = tile + Tile::offset(row, warp * 2 + lane / 8 % 2);
+      const uint32_t own = tile + Tile::offset(row, warp_of_consumer() * 2 + lane / 8 % 2);
       const uint32_t step = same ? 0 : 16 * Tile::ROW_BYTES;
       uint32_t four[4];
       exponentiate_with_bias<Config, SHIFT>(pt, params.p, lse, [&](int i) {
@@ -125,6 +127,10 @@ struct BwdSm90BiasTile {
       });
     }
   }
+
+ private:
+  // Returns whether all queries have the bias of the first row.
+  __device__ __forceinline__ bool shares_row() const { return params.bias_rows == 1; }
 };
 
 template <class Config>
