@@ -109,7 +109,7 @@ def test_key_blocks_have_their_turns_at_dq_without_a_hole_in_the_order_they_begi
     assert 5_000 < from_the_first < seen - 5_000
 
 
-WORK = "sm90/bwd/work.cuh"
+WORK = "sm90/bwd_fused/work.cuh"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-// Checks the order in which blocks of keys add to a query tile's dQ (sm90/bwd/work.cuh), for random
-// calls. Prints each tile with an error. It is an error if the blocks' places in the order are not
-// 0, 1, 2, ... in launch order, if the last block is not marked as last, or if a block that sees
-// the tile has no place: a block would wait forever, or dQ would be incomplete. Then prints the
-// number of tiles, of visible tiles, and of tiles at which the blocks of the first keys start
+// Checks the order in which blocks of keys add to a query tile's dQ (sm90/bwd_fused/work.cuh), for
+// random calls. Prints each tile with an error. It is an error if the blocks' places in the order
+// are not 0, 1, 2, ... in launch order, if the last block is not marked as last, or if a block that
+// sees the tile has no place: a block would wait forever, or dQ would be incomplete. Then prints
+// the number of tiles, of visible tiles, and of tiles at which the blocks of the first keys start
 // first.
 //
 //   nvcc -std=c++17 -I csrc -I GENERATED turns.cpp -o turns
@@ -13,7 +13,7 @@
 
 #include "one_thread.h"
 
-#include "sm90/bwd/work.cuh"
+#include "sm90/bwd_fused/work.cuh"
 
 using namespace flash_dist;
 
