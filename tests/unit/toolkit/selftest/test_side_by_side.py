@@ -112,7 +112,7 @@ def test_cores_are_divided_among_them(places: int, cores: int, threads: int) -> 
 
 
 def test_one_that_dies_or_hangs_leaves_the_others_alone(children: Path) -> None:
-    with start("0", fake_child.DIES, fake_child.HANGS, timeout=3) as together:
+    with start("0", fake_child.DIES, fake_child.HANGS, timeout=8) as together:
         reports = {
             device: run_selftest(device, runs=2, child=CHILD, together=together)
             for device in ("0", fake_child.DIES, fake_child.HANGS)
