@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from ..kernels.reference import visible
 from ..masks import Band, BlockMask, IntervalMask
 from ..masks.inputs import require_bool
 from .arguments import describe_type
@@ -138,6 +139,4 @@ def to_torch(band: Band, query: Tensor, key: Tensor) -> tuple[Tensor | None, boo
     """Return attn_mask and is_causal for torch's function, given a band of `read_causal_bias`."""
     if not band.bottom_right:
         return None, True
-    seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
-    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=query.device)
-    return visible.tril(seqlen_k - seqlen_q), False
+    return visible(query.shape[-2], key.shape[-2], band, query.device), False

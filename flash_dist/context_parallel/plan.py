@@ -128,7 +128,7 @@ def find_key_ranges(smallest: list[list[int]], seqlen: int) -> dict[tuple[int, i
                 start = max(first - other * half, 0) + (0 if other == source else half)
                 known = ranges.get((rank, source))
                 start = start if known is None else min(start, known.start)
-                # Of a later rank, both chunks come before our last chunk; of an earlier rank, one.
+                # Both chunks of a later rank are before our last chunk, one of an earlier rank.
                 end = half if source < rank else seqlen
                 ranges[rank, source] = slice(start - start % KEYS, end)
     return ranges
