@@ -118,14 +118,14 @@ __device__ __forceinline__ void append_block(const AppendParams& p) {
 }
 
 template <class Config>
-cudaError_t launch_append(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_append(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   AppendParams p = *static_cast<const AppendParams*>(params);
   p.cache.by_page = make_divisor(p.cache.page);
   const int64_t keys = int64_t{p.batch} * p.cache.seqlen_new * p.num_heads_kv;
   const int64_t queries =
       p.rotated.data == nullptr ? 0 : int64_t{p.batch} * p.seqlen_q * p.num_heads_q;
   const int64_t blocks = (2 * keys + queries + Config::BLOCK_ROWS - 1) / Config::BLOCK_ROWS;
-  return launch_1d<Config>(kernel, &p, blocks, stream);
+  return launch_1d(entry, &p, blocks, stream);
 }
 
 }  // namespace flash_dist

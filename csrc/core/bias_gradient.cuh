@@ -357,10 +357,11 @@ __device__ __forceinline__ void bias_gradient_block(const BiasGradientParams& pa
 }
 
 template <class Config>
-cudaError_t launch_bias_gradient(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_bias_gradient(const KernelEntry& entry, const void* params,
+                                 cudaStream_t stream) {
   const auto& p = *static_cast<const BiasGradientParams*>(params);
   const int64_t tiles = int64_t{p.query_tiles} * p.key_tiles;
-  return launch_1d<Config>(kernel, params, tiles * p.batches * p.heads * p.splits, stream);
+  return launch_1d(entry, params, tiles * p.batches * p.heads * p.splits, stream);
 }
 
 }  // namespace flash_dist

@@ -49,12 +49,19 @@ struct FwdGrid {
   }
 };
 
-template <class Config>
-cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stream) {
-  using Params = std::conditional_t<Config::DROPS, FwdDropoutParams, FwdParams>;
+// Launches a grid of blocks of ROWS rows. One function serves all kernels of the same parameters,
+// grid and rows per block.
+template <class Params, class Grid, int ROWS>
+cudaError_t launch_grid(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   Params p = *static_cast<const Params*>(params);
-  return launch_in_order<Config>(kernel, p, FwdGrid(p, Config::BLOCK_M), p, stream);
+  return launch_in_order(entry, p, Grid(p, ROWS), p, stream);
 }
+
+template <class Config>
+using FwdParamsOf = std::conditional_t<Config::DROPS, FwdDropoutParams, FwdParams>;
+
+template <class Config>
+constexpr auto launch_fwd = &launch_grid<FwdParamsOf<Config>, FwdGrid, Config::BLOCK_M>;
 
 // The key tile, (batch, kv head) pair, group split and query split of a block of the dK/dV kernel.
 struct DkdvBlock {
@@ -102,10 +109,7 @@ template <class Config>
 using BwdParamsOf = std::conditional_t<Config::DROPS, BwdDropoutParams, BwdParams>;
 
 template <class Config>
-cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t stream) {
-  auto p = *static_cast<const BwdParamsOf<Config>*>(params);
-  return launch_in_order<Config>(kernel, p, DkdvGrid(p, Config::BLOCK_N), p, stream);
-}
+constexpr auto launch_dkdv = &launch_grid<BwdParamsOf<Config>, DkdvGrid, Config::BLOCK_N>;
 
 // Reads the number of this block anew at each use, so that it occupies no register in between.
 struct ThisBlock {
@@ -150,9 +154,6 @@ struct DqGrid {
 };
 
 template <class Config>
-cudaError_t launch_dq(const void* kernel, const void* params, cudaStream_t stream) {
-  auto p = *static_cast<const BwdParamsOf<Config>*>(params);
-  return launch_in_order<Config>(kernel, p, DqGrid(p, Config::BLOCK_M), p, stream);
-}
+constexpr auto launch_dq = &launch_grid<BwdParamsOf<Config>, DqGrid, Config::BLOCK_M>;
 
 }  // namespace flash_dist

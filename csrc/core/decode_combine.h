@@ -32,18 +32,18 @@ namespace flash_dist {
 // the shared memory starts while blocks of a kernel that needs little still run, it may get one
 // block per multiprocessor instead of three.
 template <class Config>
-cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
+cudaError_t launch_behind(const KernelEntry& entry, const void* params, dim3 blocks,
                           cudaStream_t stream) {
   void* arguments[] = {const_cast<void*>(params)};
   if constexpr (Config::Target::NUMBER < 90) {
-    return cudaLaunchKernel(kernel, blocks, dim3(Config::THREADS), arguments, Config::SMEM_BYTES,
-                            stream);
+    return cudaLaunchKernel(entry.kernel, blocks, dim3(Config::THREADS), arguments,
+                            Config::SMEM_BYTES, stream);
   } else {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    const auto config = launch_config(blocks, Config::THREADS, Config::SMEM_BYTES, stream, early);
-    return cudaLaunchKernelExC(&config, kernel, arguments);
+    const auto config = launch_config(entry, blocks, stream, early);
+    return cudaLaunchKernelExC(&config, entry.kernel, arguments);
   }
 }
 
@@ -515,11 +515,12 @@ const char* refuse_mla_combine_sm90(const void* params) {
 }
 
 template <class Config>
-cudaError_t launch_decode_combine(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_decode_combine(const KernelEntry& entry, const void* params,
+                                  cudaStream_t stream) {
   const DecodeParams p = with_divisors(*static_cast<const DecodeParams*>(params));
   const int64_t tiles = int64_t{p.batch} * p.row_tiles * p.num_heads_kv;
   const int64_t most = tiles < p.splits ? tiles : p.splits;
-  return launch_behind<Config>(kernel, &p, dim3(static_cast<unsigned>(most), p.combine_blocks),
+  return launch_behind<Config>(entry, &p, dim3(static_cast<unsigned>(most), p.combine_blocks),
                                stream);
 }
 

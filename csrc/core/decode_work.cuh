@@ -506,10 +506,13 @@ inline DecodeParams with_divisors(DecodeParams p) {
   return p;
 }
 
-template <class Config>
-cudaError_t launch_decode(const void* kernel, const void* params, cudaStream_t stream) {
+inline cudaError_t launch_decode_blocks(const KernelEntry& entry, const void* params,
+                                        cudaStream_t stream) {
   const DecodeParams p = with_divisors(*static_cast<const DecodeParams*>(params));
-  return launch_1d<Config>(kernel, &p, p.splits, stream);
+  return launch_1d(entry, &p, p.splits, stream);
 }
+
+template <class Config>
+constexpr auto launch_decode = &launch_decode_blocks;
 
 }  // namespace flash_dist

@@ -155,10 +155,10 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   }
 }
 
-template <class Config>
-cudaError_t launch_delta(const void* kernel, const void* params, cudaStream_t stream) {
+template <int ROWS>
+cudaError_t launch_delta_blocks(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   DeltaParams p = *static_cast<const DeltaParams*>(params);
-  int64_t tiles = padded_rows(p.seqlen_q) / Config::BLOCK_ROWS;
+  int64_t tiles = padded_rows(p.seqlen_q) / ROWS;
   int64_t batch = p.batch;
   if (p.packing.cu_seqlens_q != nullptr) {  // rows may be uncovered
     tiles = std::max<int64_t>(tiles, 1);
@@ -168,7 +168,10 @@ cudaError_t launch_delta(const void* kernel, const void* params, cudaStream_t st
   p.by_tiles = make_divisor(tiles);
   p.by_num_heads_q = make_divisor(num_heads_q);
   p.by_group = make_divisor(p.group);
-  return launch_1d<Config>(kernel, &p, tiles * batch * num_heads_q, stream);
+  return launch_1d(entry, &p, tiles * batch * num_heads_q, stream);
 }
+
+template <class Config>
+constexpr auto launch_delta = &launch_delta_blocks<Config::BLOCK_ROWS>;
 
 }  // namespace flash_dist

@@ -196,9 +196,9 @@ __device__ __forceinline__ void find_max_logit(const MaxLogitParams& params) {
 }
 
 template <class Config>
-cudaError_t launch_max_logit(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_max_logit(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   MaxLogitParams all = *static_cast<const MaxLogitParams*>(params);
-  return launch_in_order<Config>(kernel, all.p, FwdGrid(all.p, Config::BLOCK_M), all, stream);
+  return launch_in_order(entry, all.p, FwdGrid(all.p, Config::BLOCK_M), all, stream);
 }
 
 }  // namespace flash_dist

@@ -67,11 +67,15 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
   store_global_16(dst, {words[0], words[1], words[2], words[3]});
 }
 
-template <class Config>
-cudaError_t launch_reduce(const void* kernel, const void* params, cudaStream_t stream) {
+template <int ROWS>
+cudaError_t launch_reduce_blocks(const KernelEntry& entry, const void* params,
+                                 cudaStream_t stream) {
   const auto& p = *static_cast<const ReduceParams*>(params);
-  const int64_t tiles = (p.seqlen_k + Config::BLOCK_ROWS - 1) / Config::BLOCK_ROWS;
-  return launch_1d<Config>(kernel, params, 2 * tiles * p.batch * p.num_heads_kv, stream);
+  const int64_t tiles = (p.seqlen_k + ROWS - 1) / ROWS;
+  return launch_1d(entry, params, 2 * tiles * p.batch * p.num_heads_kv, stream);
 }
+
+template <class Config>
+constexpr auto launch_reduce = &launch_reduce_blocks<Config::BLOCK_ROWS>;
 
 }  // namespace flash_dist

@@ -37,14 +37,14 @@ inline BlockOrder make_order(int64_t tiles, int64_t groups, int width) {
 
 // Launches a grid of `groups` groups of `tiles` blocks. all: the kernel's parameters, either p
 // itself or a struct that contains p.
-template <class Config, class Params, class Grid, class All>
-cudaError_t launch_in_order(const void* kernel, Params& p, const Grid& grid, const All& all,
+template <class Params, class Grid, class All>
+cudaError_t launch_in_order(const KernelEntry& entry, Params& p, const Grid& grid, const All& all,
                             cudaStream_t stream) {
   const int64_t blocks = grid.tiles * grid.groups;
   if (0 < blocks && blocks <= INT32_MAX) {
     p.order = make_order(grid.tiles, grid.groups, p.heads_together);
   }
-  return launch_1d<Config>(kernel, &all, blocks, stream);
+  return launch_1d(entry, &all, blocks, stream);
 }
 
 __device__ __forceinline__ int divide(int n, const Divisor& d) {

@@ -80,7 +80,7 @@ Loaded require_kernel(int index, const KernelKey& key, const void* params) {
 void launch(int, const Loaded& kernel, const void* params, cudaStream_t stream) {
   const KernelEntry& entry = *kernel.variant->entry;
   emulator::role = kernel.variant->role;
-  check_cuda(entry.launch(entry.kernel, params, stream), kernel.variant->symbol);
+  check_cuda(entry.launch(entry, params, stream), kernel.variant->symbol);
 }
 
 }  // namespace flash_dist

@@ -45,15 +45,16 @@ cudaError_t answer(const char* function) {
   return fails ? last_error = failing_with : cudaSuccess;
 }
 
-cudaError_t launch_kernel(const void* kernel, const void*, cudaStream_t stream) {
-  return cudaLaunchKernel(kernel, dim3(1), dim3(128), nullptr, 0, stream);
+cudaError_t launch_kernel(const flash_dist::KernelEntry& entry, const void*, cudaStream_t stream) {
+  return cudaLaunchKernel(entry.kernel, dim3(1), dim3(128), nullptr, 0, stream);
 }
 
 bool first_keys_first = false;  // of the last launch of the fused kernel
 
-cudaError_t launch_fused(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_fused(const flash_dist::KernelEntry& entry, const void* params,
+                         cudaStream_t stream) {
   first_keys_first = static_cast<const flash_dist::BwdParams*>(params)->first_keys_first;
-  return launch_kernel(kernel, params, stream);
+  return launch_kernel(entry, params, stream);
 }
 
 // Refuses long sequences, for the only kernel that has a limit on lengths.

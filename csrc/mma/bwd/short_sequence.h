@@ -328,7 +328,7 @@ const char* refuse_whole(const void* params) {
 }
 
 template <class Config>
-cudaError_t launch_whole(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_whole(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   struct Grid {
     int64_t tiles, groups;
   };
@@ -336,7 +336,7 @@ cudaError_t launch_whole(const void* kernel, const void* params, cudaStream_t st
   BwdParams& p = all.p;
   p.by_num_heads_kv = make_divisor(p.num_heads_kv);
   p.by_group_split = make_divisor(1);
-  return launch_in_order<Config>(kernel, p, Grid{1, p.units}, all, stream);
+  return launch_in_order(entry, p, Grid{1, p.units}, all, stream);
 }
 
 }  // namespace flash_dist

@@ -29,7 +29,7 @@ cudaError_t make_dkdv_maps(DkdvSm90Params& all) {
 }
 
 template <class Config>
-cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_dkdv_sm90(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   typename Config::Params all;
   BwdParams& p = all.p = *static_cast<const BwdParams*>(params);
   if constexpr (Config::DROPS) all.dropout = static_cast<const BwdDropoutParams*>(params)->dropout;
@@ -40,7 +40,7 @@ cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_
     const cudaError_t of_bias = make_bias_map<Config>(all);
     if (of_bias != cudaSuccess) return of_bias;
   }
-  return launch_in_order<Config>(kernel, p, DkdvGrid(p, Config::BLOCK_N), all, stream);
+  return launch_in_order(entry, p, DkdvGrid(p, Config::BLOCK_N), all, stream);
 }
 
 template <class Config>
@@ -51,7 +51,7 @@ const char* refuse_dq_gemm_sm90(const void* params) {
 }
 
 template <class Config>
-cudaError_t launch_dq_gemm_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_dq_gemm_sm90(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   DqSm90Params all;
   BwdParams& p = all.p = *static_cast<const BwdParams*>(params);
   const CallAxes axes(p);
@@ -59,7 +59,7 @@ cudaError_t launch_dq_gemm_sm90(const void* kernel, const void* params, cudaStre
       {&all.k, &all.k_axes, &p.k, axes.rows_k, p.head_dim, &axes.k, DS_TILE}};
   const cudaError_t status = make_maps<Config>(maps);
   if (status != cudaSuccess) return status;
-  return launch_in_order<Config>(kernel, p, DqGrid(p, Config::BLOCK_M), all, stream);
+  return launch_in_order(entry, p, DqGrid(p, Config::BLOCK_M), all, stream);
 }
 
 }  // namespace flash_dist

@@ -31,7 +31,8 @@ const char* refuse_bias_gradient_sm90(const void* params) {
 }
 
 template <class Config>
-cudaError_t launch_bias_gradient_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_bias_gradient_sm90(const KernelEntry& entry, const void* params,
+                                      cudaStream_t stream) {
   const BiasGradientCall& call = *static_cast<const BiasGradientCall*>(params);
   BiasGradientSm90Params all{};
   all.p = call.p;
@@ -49,7 +50,7 @@ cudaError_t launch_bias_gradient_sm90(const void* kernel, const void* params, cu
     status = make_bias_map<Config>(all);
   }
   if (status != cudaSuccess) return status;
-  return launch_1d<Config>(kernel, &all, std::min(all.tiles, call.sm_count), stream);
+  return launch_1d(entry, &all, std::min(all.tiles, call.sm_count), stream);
 }
 
 }  // namespace flash_dist

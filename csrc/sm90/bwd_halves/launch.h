@@ -15,14 +15,15 @@ const char* refuse_dkdv_halves_sm90(const void* params) {
 }
 
 template <class Config>
-cudaError_t launch_dkdv_halves_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_dkdv_halves_sm90(const KernelEntry& entry, const void* params,
+                                    cudaStream_t stream) {
   DkdvHalvesSm90Params all;
   BwdParams& p = all.p = *static_cast<const BwdParams*>(params);
   cudaError_t status = make_dkdv_maps<Config>(all);
   const DkdvGrid grid(p, Config::BLOCK_N);
   for (const bool sums_dk : {false, true}) {
     all.sums_dk = sums_dk;
-    if (status == cudaSuccess) status = launch_in_order<Config>(kernel, p, grid, all, stream);
+    if (status == cudaSuccess) status = launch_in_order(entry, p, grid, all, stream);
   }
   return status;
 }

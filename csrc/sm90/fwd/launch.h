@@ -47,7 +47,7 @@ const char* refuse_fwd_sm90(const void* params) {
 }
 
 template <class Config>
-cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_fwd_sm90(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   using Call = std::conditional_t<Config::DROPS, FwdDropoutCall, FwdCall>;
   const auto& call = *static_cast<const Call*>(params);
   typename Config::Params all;
@@ -83,7 +83,7 @@ cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t
   const bool shared = all.tickets != nullptr || is_even(p.mask, p.packing.cu_seqlens_q != nullptr);
   const int64_t blocks =
       shared ? std::min<int64_t>(tiles, int64_t{p.sm_count} * Config::MIN_BLOCKS) : tiles;
-  return launch_1d<Config>(kernel, &all, blocks, stream);
+  return launch_1d(entry, &all, blocks, stream);
 }
 
 }  // namespace flash_dist

@@ -34,7 +34,8 @@ const char* refuse_fwd_kvcache_sm90(const void* params) {
 }
 
 template <class Config>
-cudaError_t launch_fwd_kvcache_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_fwd_kvcache_sm90(const KernelEntry& entry, const void* params,
+                                    cudaStream_t stream) {
   const auto& call = *static_cast<const FwdKvcacheCall*>(params);
   typename Config::Params all;
   FwdParams& p = all.p = call.params;
@@ -62,7 +63,7 @@ cudaError_t launch_fwd_kvcache_sm90(const void* kernel, const void* params, cuda
   all.tickets = call.tickets;
   all.parked = call.parked;
   // At most one block per multiprocessor: `parked` has room for O of sm_count blocks.
-  return launch_1d<Config>(kernel, &all, std::min<int64_t>(tiles, p.sm_count), stream);
+  return launch_1d(entry, &all, std::min<int64_t>(tiles, p.sm_count), stream);
 }
 
 }  // namespace flash_dist

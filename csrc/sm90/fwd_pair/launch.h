@@ -15,7 +15,8 @@ const char* refuse_fwd_pair_sm90(const void* params) {
 }
 
 template <class Config>
-cudaError_t launch_fwd_pair_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_fwd_pair_sm90(const KernelEntry& entry, const void* params,
+                                 cudaStream_t stream) {
   FwdSm90Params all;
   FwdParams& p = all.p = static_cast<const FwdCall*>(params)->params;
   const CallAxes axes(p);
@@ -30,7 +31,7 @@ cudaError_t launch_fwd_pair_sm90(const void* kernel, const void* params, cudaStr
   const cudaError_t status = make_maps<Config>(maps);
   if (status != cudaSuccess) return status;
   const FwdGrid grid(p, Config::BLOCK_M);
-  return launch_in_order<Config>(kernel, p, grid, all, stream);
+  return launch_in_order(entry, p, grid, all, stream);
 }
 
 }  // namespace flash_dist

@@ -45,17 +45,17 @@ cudaError_t launch_latent(const void* params, Launch launch) {
 }
 
 template <class Config>
-cudaError_t launch_mla_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_mla_sm90(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   const auto& p = *static_cast<const DecodeParams*>(params);
   const int64_t blocks = int64_t{p.splits} * (p.block_rows / Config::BLOCK_ROWS);
-  return launch_latent<Config>(params, [&](const MlaSm90Params* all) {
-    return launch_1d<Config>(kernel, all, blocks, stream);
-  });
+  return launch_latent<Config>(
+      params, [&](const MlaSm90Params* all) { return launch_1d(entry, all, blocks, stream); });
 }
 
 // Launches a block for each possible group and each panel of values.
 template <class Config>
-cudaError_t launch_mla_values_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_mla_values_sm90(const KernelEntry& entry, const void* params,
+                                   cudaStream_t stream) {
   const auto& p = *static_cast<const LatentParams*>(params);
   constexpr int GROUP = Config::Splits::GROUP;
   const int tiles = p.batch * p.row_tiles * p.num_heads_kv;
@@ -64,7 +64,7 @@ cudaError_t launch_mla_values_sm90(const void* kernel, const void* params, cudaS
       std::min<int64_t>(int64_t{tiles} * std::max(of_tile, 1), p.few_key_blocks / GROUP + tiles);
   const dim3 blocks(static_cast<unsigned>(groups * Config::PANELS));
   return launch_latent<Config>(params, [&](const MlaSm90Params* all) {
-    return launch_behind<Config>(kernel, all, blocks, stream);
+    return launch_behind<Config>(entry, all, blocks, stream);
   });
 }
 

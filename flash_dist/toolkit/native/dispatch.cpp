@@ -284,8 +284,8 @@ class Candidates {
   // Stores in *clusters how many clusters of a kernel the current device can run at a time.
   static cudaError_t count_clusters(const KernelEntry& entry, int* clusters) {
     cudaLaunchAttribute attribute = in_clusters(entry.cluster);
-    const auto config = launch_config(dim3(static_cast<unsigned>(entry.cluster)), entry.threads,
-                                      entry.dynamic_smem, nullptr, attribute);
+    const dim3 blocks(static_cast<unsigned>(entry.cluster));
+    const auto config = launch_config(entry, blocks, nullptr, attribute);
     return cudaOccupancyMaxActiveClusters(clusters, entry.kernel, &config);
   }
 
@@ -476,7 +476,7 @@ Loaded require_kernel(int device, const KernelKey& key, const void* params) {
 
 void launch(int device, const Loaded& kernel, const void* params, cudaStream_t stream) {
   const Variant& variant = *kernel.variant;
-  const cudaError_t status = variant.entry->launch(variant.entry->kernel, params, stream);
+  const cudaError_t status = variant.entry->launch(*variant.entry, params, stream);
   if (status == cudaErrorInvalidConfiguration) {  // from launch_1d(): the grid is too large
     cudaGetLastError();
     fail(variant.symbol, " failed with ", error_text(status), ": it would need more than ",

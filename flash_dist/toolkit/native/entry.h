@@ -8,7 +8,7 @@
 //     norm_block<Config>(params);
 //   }
 //   extern "C" const KernelEntry my_norms_rms_bf16_d64_sm90a_entry =
-//       make_entry<Config>(&my_norms_rms_bf16_d64_sm90a, &launch_norm<Config>);
+//       make_entry<Config>(&my_norms_rms_bf16_d64_sm90a, launch_norm<Config>);
 //
 // Config::THREADS, SMEM_BYTES and MIN_BLOCKS are required. The functions below read further members
 // where a Config has them.
@@ -24,7 +24,7 @@ namespace KERNEL_NAMESPACE {
 
 struct KernelEntry {
   const void* kernel;  // argument of cudaFuncGetAttributes and cudaLaunchKernel
-  cudaError_t (*launch)(const void* kernel, const void* params, cudaStream_t stream);
+  cudaError_t (*launch)(const KernelEntry& entry, const void* params, cudaStream_t stream);
   int threads;
   int dynamic_smem;    // bytes
   int block_rows;      // rows of the result that a block or cluster owns; 0: it owns no rows
@@ -91,7 +91,7 @@ constexpr int block_rows_of(...) {
 
 template <class Config, class Params>
 KernelEntry make_entry(void (*kernel)(Params),
-                       cudaError_t (*launch)(const void*, const void*, cudaStream_t),
+                       cudaError_t (*launch)(const KernelEntry&, const void*, cudaStream_t),
                        const char* (*refuses)(const void*) = nullptr) {
   return {reinterpret_cast<const void*>(kernel),
           launch,
@@ -106,12 +106,12 @@ KernelEntry make_entry(void (*kernel)(Params),
 }
 
 // Returns the configuration of a launch with one attribute. The attribute must outlive the launch.
-inline cudaLaunchConfig_t launch_config(dim3 blocks, int threads, int dynamic_smem,
-                                        cudaStream_t stream, cudaLaunchAttribute& attribute) {
+inline cudaLaunchConfig_t launch_config(const KernelEntry& entry, dim3 blocks, cudaStream_t stream,
+                                        cudaLaunchAttribute& attribute) {
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(dynamic_smem);
+  config.blockDim = dim3(static_cast<unsigned>(entry.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(entry.dynamic_smem);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
@@ -126,23 +126,21 @@ inline cudaLaunchAttribute in_clusters(int blocks) {
   return attribute;
 }
 
-// Launches `blocks` blocks, or as many clusters if Config::CLUSTER exceeds 1; nothing for 0.
-// Returns cudaErrorInvalidConfiguration if the grid would exceed its limit.
-template <class Config>
-cudaError_t launch_1d(const void* kernel, const void* params, int64_t blocks, cudaStream_t stream) {
-  constexpr int CLUSTER = cluster_of<Config>(0);
+// Launches `blocks` blocks, or as many clusters if entry.cluster exceeds 1; nothing for 0. Returns
+// cudaErrorInvalidConfiguration if the grid would exceed its limit.
+inline cudaError_t launch_1d(const KernelEntry& entry, const void* params, int64_t blocks,
+                             cudaStream_t stream) {
   if (blocks == 0) return cudaSuccess;
-  if (blocks > INT32_MAX / CLUSTER) return cudaErrorInvalidConfiguration;
-  const dim3 grid(static_cast<unsigned>(blocks * CLUSTER));
+  if (blocks > INT32_MAX / entry.cluster) return cudaErrorInvalidConfiguration;
+  const dim3 grid(static_cast<unsigned>(blocks * entry.cluster));
   void* arguments[] = {const_cast<void*>(params)};
-  if constexpr (CLUSTER == 1) {
-    return cudaLaunchKernel(kernel, grid, dim3(Config::THREADS), arguments, Config::SMEM_BYTES,
-                            stream);
-  } else {
-    cudaLaunchAttribute clusters = in_clusters(CLUSTER);
-    const auto config = launch_config(grid, Config::THREADS, Config::SMEM_BYTES, stream, clusters);
-    return cudaLaunchKernelExC(&config, kernel, arguments);
+  if (entry.cluster == 1) {
+    return cudaLaunchKernel(entry.kernel, grid, dim3(static_cast<unsigned>(entry.threads)),
+                            arguments, static_cast<size_t>(entry.dynamic_smem), stream);
   }
+  cudaLaunchAttribute clusters = in_clusters(entry.cluster);
+  const auto config = launch_config(entry, grid, stream, clusters);
+  return cudaLaunchKernelExC(&config, entry.kernel, arguments);
 }
 
 }  // namespace KERNEL_NAMESPACE

@@ -68,9 +68,8 @@ __device__ __forceinline__ void rms_bwd_block(const RmsBwdParams& p) {
 }
 
 template <class Config>
-cudaError_t launch_rms_bwd(const void* kernel, const void* params, cudaStream_t stream) {
-  return launch_1d<Config>(kernel, params, static_cast<const RmsBwdParams*>(params)->blocks,
-                           stream);
+cudaError_t launch_rms_bwd(const KernelEntry& entry, const void* params, cudaStream_t stream) {
+  return launch_1d(entry, params, static_cast<const RmsBwdParams*>(params)->blocks, stream);
 }
 
 }  // namespace own_kernels

@@ -43,9 +43,9 @@ __device__ __forceinline__ void rms_dweight_block(const RmsDweightParams& p) {
 }
 
 template <class Config>
-cudaError_t launch_rms_dweight(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_rms_dweight(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   const int hidden = static_cast<const RmsDweightParams*>(params)->hidden;
-  return launch_1d<Config>(kernel, params, (hidden + 31) / 32, stream);
+  return launch_1d(entry, params, (hidden + 31) / 32, stream);
 }
 
 }  // namespace own_kernels

@@ -40,8 +40,8 @@ __device__ __forceinline__ void rms_block(const RmsParams& p) {
 }
 
 template <class Config>
-cudaError_t launch_rms(const void* kernel, const void* params, cudaStream_t stream) {
-  return launch_1d<Config>(kernel, params, static_cast<const RmsParams*>(params)->rows, stream);
+cudaError_t launch_rms(const KernelEntry& entry, const void* params, cudaStream_t stream) {
+  return launch_1d(entry, params, static_cast<const RmsParams*>(params)->rows, stream);
 }
 
 }  // namespace own_kernels

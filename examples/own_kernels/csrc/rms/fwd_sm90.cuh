@@ -83,10 +83,10 @@ const char* refuse_rms_sm90(const void* params) {
 }
 
 template <class Config>
-cudaError_t launch_rms_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+cudaError_t launch_rms_sm90(const KernelEntry& entry, const void* params, cudaStream_t stream) {
   const auto& p = *static_cast<const RmsParams*>(params);
   const int64_t most = int64_t{p.sm_count} * Config::MIN_BLOCKS;
-  return launch_1d<Config>(kernel, params, p.rows < most ? p.rows : most, stream);
+  return launch_1d(entry, params, p.rows < most ? p.rows : most, stream);
 }
 
 }  // namespace own_kernels

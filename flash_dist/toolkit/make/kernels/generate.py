@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def render_variant(variant: Variant) -> str:
     """Return the C++ source of a kernel and of its entry for the dispatcher."""
     family, symbol, config = variant.family, variant.symbol, f"{variant.symbol}_config"
-    functions = [f"&{symbol}", f"&{family.launch}<{config}>"]
+    functions = [f"&{symbol}", f"{family.launch}<{config}>"]
     functions += [f"&{family.refuses}<{config}>"] if family.refuses else []
     return f"""
 namespace {NAMESPACE} {{
