@@ -69,6 +69,7 @@ CHOICES = {
 NEWEST_TOOLKIT = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-tileiras", "cuda-cccl")
 SMALL_SET = "hopper"  # the single target that tests build
 OWN_SET = "all"  # set of examples/own_kernels
+CACHED = "--cached"  # an argument of `nox -s repro`
 # Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
 BESIDE_LOADER = TRANSFORMERS[-2:]  # older transformers cannot import HUB_LOADER
@@ -394,19 +395,18 @@ def typecheck(session: nox.Session) -> None:
 
 @session_of
 def repro(session: nox.Session) -> None:
-    """Make a release of some sets twice and compare the bytes: `-- [--native] SET ...`.
+    """Make a release of some sets twice and compare: `-- [--native] [--cached] SET ...`.
 
-    Compares wheels, sources, conda channel, index and manifest, built in containers if podman or
-    docker answers. Without containers, the first build compiles anew, and the second may use
-    ccache.
+    Compares the bytes of wheels, sources, conda channel, index and manifest, built in containers if
+    podman or docker answers. Without containers, the first build may use ccache; so may the second
+    with --cached, which otherwise compiles anew.
     """
     install(session, "runtime")
     session.env["CIBW_TEST_SKIP"] = "*"  # comparing bytes needs no tests of the wheels
-    names = set_names(session) or [SMALL_SET]
+    names = [name for name in set_names(session) if name != CACHED] or [SMALL_SET]
     native = [NATIVE] if NATIVE in session.posargs else []
     published = load_archsets(ARCHSETS)
     dists = []
-    session.env["CCACHE_RECACHE"] = "1"  # ignore ccache, so that the first build compiles
     for folder in ("one", "another-folder"):
         tree = Path(session.create_tmp()) / folder / "flash_dist"
         copy_tree(session, tree)
@@ -416,7 +416,8 @@ def repro(session: nox.Session) -> None:
         for made in (*([row.name, *row.partial] for row in released()), ["manifest"]):
             run_session(session, *made, tree=tree)
         dists.append(str(tree / "dist"))
-        session.env.pop("CCACHE_RECACHE", None)
+        if CACHED not in session.posargs:
+            session.env["CCACHE_RECACHE"] = "1"  # the next build takes nothing from ccache
     try:
         session.run("python", "-m", "flash_dist.toolkit.make.wheels.repro", *dists)
     except nox.command.CommandFailed:

@@ -231,7 +231,7 @@ def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
 def install_toolchain(session: nox.Session, *names: str) -> None:
     """Install the packages that build these arch sets, and each CUDA toolkit except CUDA_HOME's.
 
-    All sessions share one nvcc per CUDA version, because objects depend on the path of nvcc.
+    All sessions share one toolkit per CUDA version.
     """
     found = run_preflight(session, *names)
     install(session, "build", "audit")

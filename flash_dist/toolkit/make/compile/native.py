@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 STATIC_STDCXX: Final = f"{VARIABLES}STATIC_STDCXX"
 EVERY_PLAN: Final = f"{VARIABLES}EVERY_PLAN"
+TOOLKIT_LINK: Final = "cuda"  # in a build folder
 
 
 class NativeBuildError(KernelsError):
@@ -155,7 +156,8 @@ def hold(lock: Path) -> None:
 
 def _configure(options: NativeOptions, folder: Path) -> None:
     native = NATIVE if EMBEDDED else stage_toolkit(build_folder()) / "native"
-    forget_moved(folder, options.toolchain.tool("nvcc"), native)
+    forget_moved(folder, options.toolchain.home, native)
+    home = link_toolkit(folder, options.toolchain.home)
     shared = has_shared_runtime(options.toolchain.cuda)
     project = options.project
     definitions = {
@@ -169,7 +171,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
         "PLAIN": str(write_groups(options.groups, folder)) if project.plain else "",
         "ARCHS": str(options.archset),
         "TORCH_INCLUDE": str(options.headers.include),
-        "CMAKE_CUDA_COMPILER": options.toolchain.tool("nvcc"),
+        "CMAKE_CUDA_COMPILER": str(home / "bin" / "nvcc"),
         "CMAKE_MAKE_PROGRAM": shutil.which("ninja") or "ninja",
         "Python3_EXECUTABLE": sys.executable,
         "GATE_PYTHON": "python3",
@@ -232,15 +234,34 @@ def _list(paths: Iterable[Path]) -> str:
     return ";".join(map(str, paths))
 
 
-def forget_moved(folder: Path, nvcc: str, sources: Path = NATIVE) -> None:
-    """Delete a build folder made for another nvcc or source tree: CMake cannot change either."""
+def forget_moved(folder: Path, home: Path, sources: Path = NATIVE) -> None:
+    """Delete a build folder made for another toolkit or source tree: CMake cannot change either."""
     cache = folder / "CMakeCache.txt"
     if not cache.is_file():
         return
     lines = cache.read_text(encoding="utf-8").splitlines()
     values = {line.partition("=")[2] for line in lines}
-    if not {nvcc, str(sources)} <= values:
+    if str(sources) not in values or not _is_linked(folder / TOOLKIT_LINK, home):
         shutil.rmtree(folder)
+
+
+def link_toolkit(folder: Path, home: Path) -> Path:
+    """Return the toolkit's path through a link in the build folder.
+
+    Preprocessed sources contain the paths of the toolkit's headers. Through the link, these paths
+    are the same relative to every build folder, so that ccache reuses the objects of another clone
+    even if its toolkit is elsewhere.
+    """
+    link = folder / TOOLKIT_LINK
+    if not _is_linked(link, home):
+        folder.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(home.absolute())
+    return link
+
+
+def _is_linked(link: Path, home: Path) -> bool:
+    return link.is_symlink() and link.readlink() == home.absolute()
 
 
 def _run(command: list[str], environ: Mapping[str, str] = os.environ) -> None:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from flash_dist.toolkit.make.compile.native import (
+    TOOLKIT_LINK,
     NativeBuildError,
     NativeOptions,
     explain_link,
     forget_moved,
+    link_toolkit,
     ninja_version,
     progress_line,
     require_no_spills,
@@ -35,30 +37,37 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.make.toolchain.nvcc import Toolchain
     from flash_dist.toolkit.make.toolchain.torch_headers import TorchHeaders
 
-CACHE = """\
-CMAKE_CUDA_COMPILER:STRING=/cuda/bin/nvcc
-CMAKE_HOME_DIRECTORY:INTERNAL={sources}
-"""
+CACHE = "CMAKE_HOME_DIRECTORY:INTERNAL={sources}\n"
 
 
 @pytest.mark.parametrize(
-    ("nvcc", "tree", "kept"),
-    [
-        ("/cuda/bin/nvcc", "csrc", True),
-        ("/cuda/bin/nvcc-2", "csrc", False),
-        ("/cuda/bin/nvcc", "other", False),
-    ],
-    ids=["the same", "another nvcc", "another tree"],
+    ("toolkit", "tree", "kept"),
+    [("cuda", "csrc", True), ("cuda-2", "csrc", False), ("cuda", "other", False)],
+    ids=["the same", "another toolkit", "another tree"],
 )
-def test_objects_are_kept_for_the_same_nvcc_and_the_same_tree(
-    nvcc: str, tree: str, *, kept: bool, tmp_path: Path
+def test_objects_are_kept_for_the_same_toolkit_and_the_same_tree(
+    toolkit: str, tree: str, *, kept: bool, tmp_path: Path
 ) -> None:
     folder = tmp_path / "native"
-    folder.mkdir()
+    link_toolkit(folder, tmp_path / "cuda")
     (folder / "CMakeCache.txt").write_text(CACHE.format(sources=tmp_path / "csrc"))
-    forget_moved(folder, nvcc, tmp_path / tree)
+    forget_moved(folder, tmp_path / toolkit, tmp_path / tree)
     assert folder.is_dir() is kept
-    forget_moved(folder, nvcc, tmp_path / tree)  # a missing folder must not fail
+    forget_moved(folder, tmp_path / toolkit, tmp_path / tree)  # a missing folder must not fail
+
+
+def test_a_toolkit_has_the_same_path_from_every_build_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, toolkit in (
+        ("a/native", "a/cuda"),
+        ("deep/b/native", "cuda"),
+        ("a/native", "cuda"),
+    ):
+        link = link_toolkit(tmp_path / folder, Path(toolkit))
+        assert link == tmp_path / folder / TOOLKIT_LINK
+        assert link.readlink() == tmp_path / toolkit
 
 
 @pytest.mark.parametrize(
