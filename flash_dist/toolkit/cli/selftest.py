@@ -114,9 +114,9 @@ def run(args: argparse.Namespace) -> int:
     environment = gather_gpus(read_installed())
     cuda, torch = environment.cuda, environment.torch
     references = read_references(args.reference) if args.reference else None
-    known = read_references(args.record) if args.record and args.record.exists() else ()
     runs = args.runs or DEFAULT_RUNS
     proof = Proof(environment, runs=runs, timeout=args.timeout, references=references)
+    known = read_known(args.record, proof)
     proof.working = testing(silent=args.json)
     console = make_console()
     results = []
@@ -158,6 +158,18 @@ def prove_device(
         return replace(check_selftest(report), name=name)
     gpu = next(gpu for gpu in environment.cuda.gpus if str(gpu.index) == device)
     return replace(proof.run(gpu), name=name, gpu=gpu.index)
+
+
+def read_known(path: Path | None, proof: Proof) -> tuple[Reference, ...]:
+    """Return the fingerprints in a file that others are to be added to; none for a new file.
+
+    Raises:
+        KernelsError: The file is broken, or the installed kernels cannot be read.
+    """
+    if path is None:
+        return ()
+    proof.require_kernels()
+    return read_references(path) if path.exists() else ()
 
 
 def record(path: Path, proof: Proof, known: tuple[Reference, ...], code: int) -> None:

@@ -75,9 +75,25 @@ class Proof:
         self.proven: list[tuple[Gpu, Setting, tuple[Fingerprint, ...]]] = []
 
     @cached_property
+    def _code(self) -> Mapping[str, str] | KernelsError:
+        try:
+            return read_kernels(self._environment.installed.library)
+        except KernelsError as error:
+            return error
+
+    @property
     def kernels(self) -> Mapping[str, str]:
         """Hashes of the installed kernels' code by symbol; empty if a library cannot be read."""
-        return read_kernels(self._environment.installed.library)
+        return {} if isinstance(self._code, KernelsError) else self._code
+
+    def require_kernels(self) -> None:
+        """Check that the kernels' code can be read, without which nothing can be recorded.
+
+        Raises:
+            KernelsError: A library cannot be read.
+        """
+        if isinstance(self._code, KernelsError):
+            raise self._code
 
     @cached_property
     def references(self) -> tuple[Reference, ...]:
@@ -131,7 +147,9 @@ class Proof:
         own = make_fingerprints(report, self.kernels, driver)
         self.proven.append((gpu, setting, own))
         self._launched.update(*(one.plan.kernels or self.kernels for one in report.digests))
-        return compare_with(self.references, setting, own)
+        agreement = compare_with(self.references, setting, own)
+        unread = self._code.message if isinstance(self._code, KernelsError) else ""
+        return replace(agreement, unread=unread)
 
     def record(self, date: str) -> tuple[Reference, ...]:
         """Return the results so far as references: one for each GPU model and setting."""
@@ -191,18 +209,18 @@ def run_on_cpu(
 
 
 def read_kernels(library: str) -> Mapping[str, str]:
-    """Return the hash of each kernel's code by symbol; empty if a library cannot be read.
+    """Return the hash of each kernel's code by symbol.
 
     Args:
         library: Path of the package's first library, whose folder contains the others; "" for none.
+
+    Raises:
+        KernelsError: A library cannot be read.
     """
     found: dict[str, str] = {}
-    try:
-        for name in PRODUCT.libraries if library else ():
-            path = Path(library) if name == PRODUCT.library else Path(library).with_name(name)
-            found |= read_code_hashes(path)
-    except KernelsError:
-        return {}
+    for name in PRODUCT.libraries if library else ():
+        path = Path(library) if name == PRODUCT.library else Path(library).with_name(name)
+        found |= read_code_hashes(path)
     return found
 
 

@@ -103,6 +103,7 @@ class Agreement:
     recorded: str = ""  # date of the recording
     mismatches: tuple[Mismatch, ...] = ()
     nearest: str = ""  # text about recorded GPUs that differ only in multiprocessor count
+    unread: str = ""  # why the kernels' code could not be read; "" if it was
 
     def __bool__(self) -> bool:
         return not self.mismatches
@@ -110,6 +111,8 @@ class Agreement:
     @property
     def sentence(self) -> str:
         """A sentence about the result."""
+        if self.unread:
+            return f"not compared with recorded fingerprints, which needs the code: {self.unread}"
         if not self.compared:
             but = f": {self.nearest}" if self.nearest else ""
             return f"no recorded fingerprints for this GPU and these kernels{but}"
