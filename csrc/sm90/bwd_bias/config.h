@@ -5,6 +5,7 @@
 #include "core/bias_visits.cuh"
 #include "core/config.h"
 #include "core/panels.cuh"
+#include "core/schedule.cuh"
 #include "sm90/bwd/config.h"
 #include "sm90/stages.cuh"
 
@@ -17,7 +18,27 @@ struct BiasGradientSm90Params : DkdvBiasSm90Params {
   int visits, splits;          // see BiasGradientParams
   int query_tiles, key_tiles;  // tiles of BLOCK_M x BLOCK_N
   int tiles;                   // of all splits, batch entries and heads of the bias
+  // The loading warp finds tiles and visits without divisions.
+  Divisor by_key_tiles, by_query_tiles, by_heads, by_batches, by_group;
 };
+
+// Returns part `index`, like BiasPart's constructor.
+__device__ __forceinline__ BiasPart find_part(const BiasGradientSm90Params& p, int index) {
+  const int rest = divide(index, p.by_heads);
+  const int split = divide(rest, p.by_batches);
+  BiasPart part;
+  part.head = index - rest * p.heads;
+  part.batch = rest - split * p.batches;
+  part.index = index;
+  part.first = 0;
+  part.end = p.visits;
+  if (p.splits > 1) {
+    const int64_t visits = p.visits;
+    part.first = static_cast<int>(visits * split / p.splits);
+    part.end = static_cast<int>(visits * (split + 1) / p.splits);
+  }
+  return part;
+}
 
 // A block's tile of the bias, and its visits.
 struct BiasTileWork {
@@ -26,14 +47,16 @@ struct BiasTileWork {
 
   __device__ __forceinline__ BiasTileWork(const BiasGradientSm90Params& p, int number, int block_m,
                                           int block_n) {
-    const int rest = number / p.key_tiles;
-    const int query_tile = rest % p.query_tiles;
+    const int rest = divide(number, p.by_key_tiles);
+    const int part_index = divide(rest, p.by_query_tiles);
+    const int query_tile = rest - part_index * p.query_tiles;
     // The query tile's index shifts the key tiles. Otherwise a block could get the same key tile in
     // each round, and thus only long or only short tiles of a causal mask.
-    const int key_tile = (number % p.key_tiles + query_tile) % p.key_tiles;
+    const int shifted = number - rest * p.key_tiles + query_tile;
+    const int key_tile = shifted - divide(shifted, p.by_key_tiles) * p.key_tiles;
     row0 = query_tile * block_m;
     key0 = key_tile * block_n;
-    part = {p, rest / p.query_tiles};
+    part = find_part(p, part_index);
   }
 };
 

@@ -20,9 +20,10 @@
 //           TB/s from L2, at most 580 TFLOP/s for any D. At 500, a backward of 540 (D 128) or 450
 //           (D 64) would take 1.43 or 1.36 times as long with this kernel. A bias without broadcast
 //           has one visit and moves 2 + 2 bytes per score: 1 ns per 1000 scores from HBM; the
-//           backward takes 1.4 (D 64) or 2.4 ns (D 128). An H200 reached 270 (D 64) and 400 TFLOP/s
-//           (D 128) with 4 visits, and 3 TB/s with one. Probably one block per multiprocessor is
-//           too few: a warpgroup does not multiply or load during exponentials and stores.
+//           backward takes 1.4 (D 64) or 2.4 ns (D 128). An H200 reached 230 (D 64) and 340 TFLOP/s
+//           (D 128) with 4 visits of 4096 x 4096, and 3 TB/s with one. If the warpgroups only wait
+//           and release, it is 390 and 470: panels then come at 6.1 and 7.3 TB/s. So panels for
+//           128 x 128 scores take more than half of the time; larger tiles have no registers.
 #pragma once
 
 #include "core/ds_scale.h"

@@ -45,6 +45,11 @@ cudaError_t launch_bias_gradient_sm90(const KernelEntry& entry, const void* para
   all.query_tiles = (call.p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
   all.key_tiles = (call.p.seqlen_k + Config::BLOCK_N - 1) / Config::BLOCK_N;
   all.tiles = static_cast<int>(count_bias_tiles<Config>(call));
+  all.by_query_tiles = make_divisor(all.query_tiles);
+  all.by_key_tiles = make_divisor(all.key_tiles);
+  all.by_heads = make_divisor(all.heads);
+  all.by_batches = make_divisor(all.batches);
+  all.by_group = make_divisor(call.p.group);
   cudaError_t status = make_dkdv_maps<Config>(all);
   if (Config::BIAS == BiasLoads::BOXES && status == cudaSuccess) {
     status = make_bias_map<Config>(all);

@@ -98,7 +98,7 @@ struct BiasGradientLoader {
       stages.advance();
       return;
     }
-    const int head_kv = visit.head / p.group;
+    const int head_kv = divide(visit.head, params.by_group);
     const BoxPlace rows{0, sequence.q0 + tile.row0, visit.head - head_kv * p.group, head_kv,
                         visit.batch};
     const BoxPlace keys{0, sequence.k0 + tile.key0, 0, head_kv, visit.batch};
