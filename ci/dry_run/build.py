@@ -42,7 +42,9 @@ ENTRY: Final = """
 #include "native/entry.h"
 #include "core/config.h"
 namespace flash_dist {
-inline cudaError_t launch_nothing(const KernelEntry&, const void*, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t launch_nothing(const KernelEntry&, const void*, cudaStream_t) {
+  return cudaSuccess;
+}
 template <class Config>
 KernelEntry make_dry_entry(const KernelEntry* self, const char* (*refuses)(const void*)) {
   KernelEntry entry = make_entry<Config, int>(nullptr, &launch_nothing, refuses);

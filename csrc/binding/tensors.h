@@ -187,7 +187,7 @@ inline void fill_without_keys(const Tensor& lse, const MaybeTensor& sinks, bool 
   AtenTensorHandle expanded = nullptr;
   const AOTITorchError status =
       aoti_torch__reinterpret_tensor(sinks->get(), dims, lse.sizes().data(), strides + 3 - dims,
-                                     sinks->storage_offset(), &expanded);
+                                     /*begin in sinks*/ 0, &expanded);
   STD_TORCH_CHECK(status == AOTI_TORCH_SUCCESS, "torch could not expand sinks on GPU ",
                   lse.get_device_index());
   copy_into(lse, Tensor(expanded));

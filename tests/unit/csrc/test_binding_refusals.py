@@ -1,4 +1,4 @@
-"""The binding's messages for invalid tensors: the values received and those allowed.
+"""The binding's messages for invalid tensors, with the values allowed, and what it reads of others.
 
 A dry run compiles the binding. It treats CPU tensors as tensors of GPU -1.
 """
@@ -126,21 +126,53 @@ REFUSED: Final = {
 }
 
 
+NO_KEYS: Final = """
+import json, torch
+from ci.dry_run import child
+kept = child.use_kernels_of_gpus()
+ends = torch.tensor([0, 4], dtype=torch.int32)
+found = []
+for packed in (None, None, 0, 0), (ends, 0 * ends, 4, 0):
+    sinks = torch.arange(8.0)[5:]  # those of the second layer, for example
+    axes = () if packed[0] is not None else (1,)
+    q, k = (torch.ones(*axes, n, 3, 64, dtype=torch.float16) for n in (4, 0))
+    call = q, k, k, None, [0, -1, -1, 1], *packed, 0.25, False, 0.0, None, sinks
+    found.append(torch.ops.flash_dist.attention(*call)[1].flatten().tolist())
+print(json.dumps(found))
+"""
+
+
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the message of each call."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the compiled binding."""
     require_compiler()
-    folder: Path = build_package(tmp_path_factory.mktemp("binding"), (), find_torch())
+    made: Path = build_package(tmp_path_factory.mktemp("binding"), (), find_torch())
+    return made
+
+
+def run(folder: Path, program: str) -> str:
+    """Return what a program prints."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CALLS.replace("NAMES", repr(list(REFUSED)))],
+        [sys.executable, "-W", "ignore", "-c", program],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTHONSAFEPATH": "1"},
     )
-    return dict(json.loads(done.stdout))
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> dict[str, str]:
+    """Return the message of each call."""
+    return dict(json.loads(run(folder, CALLS.replace("NAMES", repr(list(REFUSED))))))
 
 
 @pytest.mark.parametrize("call", REFUSED)
 def test_a_refusal_has_the_value_and_those_allowed(said: dict[str, str], call: str) -> None:
     assert said[call].endswith(f", {REFUSED[call]}"), said[call]
+
+
+def test_without_keys_lse_is_the_sinks_wherever_they_begin(folder: Path) -> None:
+    lse = [sink for sink in (5.0, 6.0, 7.0) for _ in range(4)]
+    assert json.loads(run(folder, NO_KEYS)) == [lse, lse]
