@@ -181,8 +181,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, tree: Path) -> Iterator[tuple[str, ..
     yield ("audit-command", "runtime,audit,container", "flash_dist.toolkit.make.wheels.gates")
 
 
-def test_repro_compares_a_build_without_a_cache_with_one_that_may_have_one(
-    monkeypatch: pytest.MonkeyPatch, tree: Path
+@pytest.mark.parametrize(("option", "recached"), [([], True), (["--cached"], False)])
+def test_repro_compares_a_build_that_may_have_a_cache_with_one_without(
+    option: list[str], *, recached: bool, monkeypatch: pytest.MonkeyPatch, tree: Path
 ) -> None:
     built: list[tuple[str, bool]] = []
     run = Fake.run
@@ -194,8 +195,8 @@ def test_repro_compares_a_build_without_a_cache_with_one_that_may_have_one(
         return run(session, *words, **options)
 
     monkeypatch.setattr(Fake, "run", spy)
-    record("repro", ["--native"], tree, monkeypatch)
-    assert built == [("one", True), ("another-folder", False)]
+    record("repro", ["--native", *option], tree, monkeypatch)
+    assert built == [("one", False), ("another-folder", recached)]
 
 
 @pytest.mark.slow
