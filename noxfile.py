@@ -314,6 +314,7 @@ def _wheel_of_all(session: nox.Session) -> str:
 
 def _go_where_tests_lie(session: nox.Session, name: str) -> None:
     """Change to a copy of the tests without the sources, to test the installed wheel."""
+    session.chdir(ROOT)  # nox's paths are relative
     work = Path(session.create_tmp()) / name
     shutil.rmtree(work, ignore_errors=True)
     for folder in ("tests", "csrc"):

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import flash_dist
 from flash_dist.attention import autograd
 from flash_dist.integrations.diffusers import NAME, attention, register
-from flash_dist.integrations.torch_sdpa import masks, reasons, replacement
+from flash_dist.integrations.torch_sdpa import masks, replacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,6 +154,10 @@ MASKS = {
         for low in (torch.finfo(torch.float32).min, -2.3819763e38, -1e9, -65504.0)
     },
 }
+BIASES = {
+    "random": torch.randn(9, 7, generator=torch.Generator().manual_seed(4)),
+    "-10000 for hidden keys": ((1 - KEYS.float()) * -10000.0)[:, None, None],
+}
 OWN = {
     "block": flash_dist.BlockMask.from_dense((KEYS[:, None] & PAIRS)[:, None]),
     "interval": flash_dist.IntervalMask.of(
@@ -188,19 +192,17 @@ def test_masks_of_ours_are_served(calls: list[tuple[int, ...]], mask: Any) -> No
 
 def test_a_mask_of_ours_that_torch_would_get_is_refused() -> None:
     q, k, v = draw_layer()
-    with pytest.raises(ValueError, match=r"must be a tensor or None .*got a BlockMask: .*dropout"):
-        dispatch(q, k, v, attn_mask=OWN["block"], dropout_p=0.1, backend=register())
+    with pytest.raises(ValueError, match=r"must be a tensor or None .*BlockMask: .*is_causal"):
+        dispatch(q, k, v, attn_mask=OWN["block"], is_causal=True, backend=register())
 
 
-def test_minus_10000_is_a_bias_and_warned_of(calls: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize("bias", BIASES.values(), ids=list(BIASES))
+def test_biases_are_served(calls: list[tuple[int, ...]], bias: Tensor) -> None:
     q, k, v = draw_layer()
-    bias = ((1 - KEYS.float()) * -10000.0)[:, None, None]
-    reasons.told.clear()
     want = dispatch(q, k, v, attn_mask=bias)
-    with pytest.warns(UserWarning, match="got -10000, which is a bias"):
-        got = dispatch(q, k, v, attn_mask=bias, backend=register())
-    assert torch.equal(got, want)
-    assert not calls
+    got = dispatch(q, k, v, attn_mask=bias, backend=register())
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("low", [torch.finfo(torch.float32).min, -torch.inf], ids=str)
@@ -238,9 +240,8 @@ def test_a_mask_of_keys_is_read_once_until_it_changes(monkeypatch: pytest.Monkey
 
 def test_what_has_no_kernel_goes_to_torch(calls: list[tuple[int, ...]]) -> None:
     q, k, v = draw_layer()
-    bias = torch.randn(9, 7, generator=torch.Generator().manual_seed(4))
-    want = dispatch(q, k, v, attn_mask=bias)
-    got = dispatch(q, k, v, attn_mask=bias, backend=register())
+    want = dispatch(q, k, v, scale=-1.0)
+    got = dispatch(q, k, v, scale=-1.0, backend=register())
     assert torch.equal(got, want)
     assert not calls
 
