@@ -19,7 +19,7 @@ from tests.integrations.hub.repository import copy_repository
 
 PROGRAM = Path(__file__).resolve().parents[1] / "documented_code.py"
 # `nox -s integrations` copies the tests; the pages are in the sources, in a parent folder.
-ROOT = next(folder for folder in PROGRAM.parents if (folder / "docs").is_dir())
+ROOT = next(folder for folder in PROGRAM.parents if (folder / "README.md").is_file())
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
