@@ -17,7 +17,12 @@ struct BiasPart {
     head = index % p.heads;
     const int rest = index / p.heads;
     batch = rest % p.batches;
-    const int split = rest / p.batches;
+    take_split(p, rest / p.batches);
+  }
+
+  // Sets the range of visits to that of a split.
+  template <class Params>
+  __device__ __forceinline__ void take_split(const Params& p, int split) {
     const int64_t visits = p.visits;
     first = static_cast<int>(visits * split / p.splits);
     end = static_cast<int>(visits * (split + 1) / p.splits);

@@ -34,17 +34,11 @@ namespace flash_dist {
 template <class Config>
 cudaError_t launch_behind(const KernelEntry& entry, const void* params, dim3 blocks,
                           cudaStream_t stream) {
-  void* arguments[] = {const_cast<void*>(params)};
-  if constexpr (Config::Target::NUMBER < 90) {
-    return cudaLaunchKernel(entry.kernel, blocks, dim3(Config::THREADS), arguments,
-                            Config::SMEM_BYTES, stream);
-  } else {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    const auto config = launch_config(entry, blocks, stream, early);
-    return cudaLaunchKernelExC(&config, entry.kernel, arguments);
-  }
+  if (Config::Target::NUMBER < 90) return launch_plain(entry, params, blocks, stream);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  return launch_with(early, entry, params, blocks, stream);
 }
 
 // The partials of a group, adjacent in the workspace: one for the whole group, or one per

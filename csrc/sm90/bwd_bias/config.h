@@ -32,11 +32,7 @@ __device__ __forceinline__ BiasPart find_part(const BiasGradientSm90Params& p, i
   part.index = index;
   part.first = 0;
   part.end = p.visits;
-  if (p.splits > 1) {
-    const int64_t visits = p.visits;
-    part.first = static_cast<int>(visits * split / p.splits);
-    part.end = static_cast<int>(visits * (split + 1) / p.splits);
-  }
+  if (p.splits > 1) part.take_split(p, split);
   return part;
 }
 

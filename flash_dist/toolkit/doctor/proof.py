@@ -75,16 +75,17 @@ class Proof:
         self.proven: list[tuple[Gpu, Setting, tuple[Fingerprint, ...]]] = []
 
     @cached_property
-    def _code(self) -> Mapping[str, str] | KernelsError:
+    def _code(self) -> tuple[Mapping[str, str], KernelsError | None]:
+        """The hashes of the kernels' code, and why a library cannot be read."""
         try:
-            return read_kernels(self._environment.installed.library)
+            return read_kernels(self._environment.installed.library), None
         except KernelsError as error:
-            return error
+            return {}, error
 
     @property
     def kernels(self) -> Mapping[str, str]:
         """Hashes of the installed kernels' code by symbol; empty if a library cannot be read."""
-        return {} if isinstance(self._code, KernelsError) else self._code
+        return self._code[0]
 
     def require_kernels(self) -> None:
         """Check that the kernels' code can be read, without which nothing can be recorded.
@@ -92,8 +93,8 @@ class Proof:
         Raises:
             KernelsError: A library cannot be read.
         """
-        if isinstance(self._code, KernelsError):
-            raise self._code
+        if problem := self._code[1]:
+            raise problem
 
     @cached_property
     def references(self) -> tuple[Reference, ...]:
@@ -148,8 +149,8 @@ class Proof:
         self.proven.append((gpu, setting, own))
         self._launched.update(*(one.plan.kernels or self.kernels for one in report.digests))
         agreement = compare_with(self.references, setting, own)
-        unread = self._code.message if isinstance(self._code, KernelsError) else ""
-        return replace(agreement, unread=unread)
+        problem = self._code[1]
+        return replace(agreement, unread=problem.message if problem else "")
 
     def record(self, date: str) -> tuple[Reference, ...]:
         """Return the results so far as references: one for each GPU model and setting."""

@@ -126,6 +126,22 @@ inline cudaLaunchAttribute in_clusters(int blocks) {
   return attribute;
 }
 
+// Launches a grid of blocks without attributes.
+inline cudaError_t launch_plain(const KernelEntry& entry, const void* params, dim3 blocks,
+                                cudaStream_t stream) {
+  void* arguments[] = {const_cast<void*>(params)};
+  return cudaLaunchKernel(entry.kernel, blocks, dim3(static_cast<unsigned>(entry.threads)),
+                          arguments, static_cast<size_t>(entry.dynamic_smem), stream);
+}
+
+// Launches a grid of blocks with one attribute.
+inline cudaError_t launch_with(cudaLaunchAttribute attribute, const KernelEntry& entry,
+                               const void* params, dim3 blocks, cudaStream_t stream) {
+  void* arguments[] = {const_cast<void*>(params)};
+  const auto config = launch_config(entry, blocks, stream, attribute);
+  return cudaLaunchKernelExC(&config, entry.kernel, arguments);
+}
+
 // Launches `blocks` blocks, or as many clusters if entry.cluster exceeds 1; nothing for 0. Returns
 // cudaErrorInvalidConfiguration if the grid would exceed its limit.
 inline cudaError_t launch_1d(const KernelEntry& entry, const void* params, int64_t blocks,
@@ -133,14 +149,8 @@ inline cudaError_t launch_1d(const KernelEntry& entry, const void* params, int64
   if (blocks == 0) return cudaSuccess;
   if (blocks > INT32_MAX / entry.cluster) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks * entry.cluster));
-  void* arguments[] = {const_cast<void*>(params)};
-  if (entry.cluster == 1) {
-    return cudaLaunchKernel(entry.kernel, grid, dim3(static_cast<unsigned>(entry.threads)),
-                            arguments, static_cast<size_t>(entry.dynamic_smem), stream);
-  }
-  cudaLaunchAttribute clusters = in_clusters(entry.cluster);
-  const auto config = launch_config(entry, grid, stream, clusters);
-  return cudaLaunchKernelExC(&config, entry.kernel, arguments);
+  if (entry.cluster == 1) return launch_plain(entry, params, grid, stream);
+  return launch_with(in_clusters(entry.cluster), entry, params, grid, stream);
 }
 
 }  // namespace KERNEL_NAMESPACE
