@@ -136,6 +136,7 @@ class Agreement:
             "gpu": self.gpu or None,
             "recorded": self.recorded or None,
             "mismatches": [asdict(one) for one in self.mismatches],
+            "unread": self.unread or None,
         }
 
 

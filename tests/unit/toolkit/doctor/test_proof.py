@@ -35,5 +35,6 @@ def test_code_that_cannot_be_read_is_said_and_not_recorded(monkeypatch: pytest.M
     agreement = proof.compare(machine.cuda.gpus[0], SelftestReport("0", 1, 1))
     assert agreement
     assert "needs the code: no zstd here" in agreement.sentence
+    assert agreement.to_json()["unread"] == "no zstd here"
     with pytest.raises(FatbinError, match="no zstd here"):
         proof.require_kernels()
