@@ -44,3 +44,12 @@ def test_a_package_that_is_not_there_is_named() -> None:
     ):
         with pytest.raises(AttributeError, match=f"`{package.__name__}` has no .* `{name}`"):
             getattr(package, name)
+
+
+def test_attention_is_imported_without_the_compiler_of_torch() -> None:
+    program = """
+import sys, torch
+import flash_dist.attention.scores, flash_dist.attention.arguments
+assert "torch._dynamo" not in sys.modules  # a second or more
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
