@@ -121,7 +121,7 @@ def write(rows: Sequence[Row], table: str, readme: Path = README, data: Path = S
     readme.write_text(text, encoding="utf-8")
     archsets: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))
     for row in rows:
-        archsets["set"][row.artefact.set_name]["wheel_mb"] = round(row.artefact.size / 1e6, 1)
+        archsets["set"][row.artefact.set_name]["wheel_mb"] = round(row.artefact.size / 1e6, 2)
     data.write_text(f"{json.dumps(archsets, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
 
 

@@ -46,7 +46,7 @@ def test_a_package_that_is_not_there_is_named() -> None:
             getattr(package, name)
 
 
-def test_attention_is_imported_without_the_compiler_of_torch() -> None:
+def test_arguments_are_checked_without_the_compiler_of_torch() -> None:
     program = """
 import sys, torch
 import flash_dist.attention.scores, flash_dist.attention.arguments

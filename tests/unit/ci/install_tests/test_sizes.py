@@ -55,7 +55,7 @@ def test_the_table_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None
     after = json.loads(data.read_text(encoding="utf-8"))
     for row in measured:
         written = after["set"][row.artefact.set_name].pop("wheel_mb")
-        assert written == round(row.artefact.size / 1e6, 1)
+        assert written == round(row.artefact.size / 1e6, 2)
     before = json.loads(SETS_FILE.read_text(encoding="utf-8"))
     for one in before["set"].values():
         one.pop("wheel_mb", None)
