@@ -352,7 +352,7 @@ def fingerprints(session: nox.Session) -> None:
 def fingerprint_check(session: nox.Session) -> None:
     """Check that recorded fingerprints are of the kernels in dist/ and of today's plans; no GPU.
 
-    The plans need g++. `-- --partial` skips the kernels of a CUDA without a wheel in dist/.
+    The plans need g++. `-- --partial` skips code that no wheel in dist/ has.
     """
     require_wheels(session)
     install(session, "runtime", "build", "torch")
@@ -498,6 +498,7 @@ def sizes(session: nox.Session) -> None:
     session.run("python", "-m", "ci.install_tests.sizes", *session.posargs)
     if "--write" in session.posargs:
         session.run("python", "-m", "ci.size_figure")
+        session.run("python", "-m", "ci.outputs", "tree")  # `select` prints sizes
 
 
 @session_of(venv_backend="virtualenv")

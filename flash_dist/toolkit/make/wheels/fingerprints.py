@@ -19,6 +19,7 @@ from ...product import NAME
 from ...selftest.fingerprints import FILE_NAME, read_references, render_references
 from ...targets.compatibility import choose_arch
 from ...targets.devices import Device
+from ...targets.wording import list_few
 from ..command import command
 from ..project import PACKAGE
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ...selftest.fingerprints import Reference
 
 RECORDED = PACKAGE / FILE_NAME
+SHOWN = 3  # targets in one line
 REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records them again"
 
 
@@ -94,17 +96,33 @@ def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
 
 
 def keep_built(
-    references: Iterable[Reference], toolkits: AbstractSet[str]
+    references: Iterable[Reference], manifests: Iterable[Manifest]
 ) -> tuple[Reference, ...]:
-    """Return the recordings of these CUDA versions; print which others are not checked."""
-    kept = tuple(one for one in references if one.toolkit in toolkits)
+    """Return the recordings of the CUDA versions and targets in the wheels.
+
+    Print which others are not checked.
+
+    Args:
+        references: The recordings.
+        manifests: The manifests of the wheels.
+    """
+    built: defaultdict[str, set[str]] = defaultdict(set)
+    published: set[str] = set()
+    for manifest in manifests:
+        built[manifest.toolkit.cuda].update(arch.identifier for arch in manifest.arch_set.archs)
+        published.update(arch.identifier for each in manifest.archsets for arch in each.archs)
+    kept = []
     for one in references:
-        if one not in kept:
+        targets = {name.partition(" ")[0].rpartition("_")[2] for name in one.kernels} & published
+        if one.toolkit in built and targets <= built[one.toolkit]:
+            kept.append(one)
+        else:
+            code = f"{list_few(sorted(targets), SHOWN)} of CUDA {one.toolkit}"
             print(
-                f"{len(one.fingerprints)} fingerprints not checked: no wheel is of CUDA "
-                f"{one.toolkit} ({one.gpu}, recorded {one.recorded})"
+                f"{len(one.fingerprints)} fingerprints not checked: no wheel has {code} "
+                f"({one.gpu}, recorded {one.recorded})"
             )
-    return kept
+    return tuple(kept)
 
 
 @command
@@ -113,13 +131,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.replace("PACKAGE", NAME))
     parser.add_argument("wheels", type=Path, nargs="+")
     parser.add_argument(
-        "--partial", action="store_true", help="skip recordings of a CUDA that no wheel is of"
+        "--partial", action="store_true", help="skip recordings of code that no wheel has"
     )
     args = parser.parse_args()
     wheels = args.wheels
     references = read_references(RECORDED)
     if args.partial:
-        references = keep_built(references, {read_manifest(one).toolkit.cuda for one in wheels})
+        references = keep_built(references, [read_manifest(one) for one in wheels])
     problems = find_stale(references, read_wheels(wheels))
     for problem in problems:
         print(f"stale fingerprints: {problem}; {REMEDY}")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from flash_dist.toolkit.builds.manifest import Manifest
+
 
 def test_records_cover_every_toolkit_and_both_kinds_of_code() -> None:
     references = read_references(RECORDED)
@@ -51,17 +53,37 @@ def test_a_changed_kernel_is_found() -> None:
     assert len(find_stale(references, kernels)) == 1
 
 
-def test_recordings_of_a_cuda_that_was_not_built_are_named_and_skipped(
+def test_recordings_of_code_that_was_not_built_are_named_and_skipped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     references = read_references(RECORDED)
-    kept = keep_built(references, {"13.0"})
-    assert {one.toolkit for one in kept} == {"13.0"}
+    sets = {one.name: one for one in published_sets()}
+    declared = replace(make_declared(), archsets=published_sets())
+
+    def built(name: str) -> Manifest:
+        toolkit = replace(declared.toolkit, cuda=sets[name].toolkit)
+        return replace(declared, arch_set=sets[name], toolkit=toolkit)
+
+    kept = keep_built(references, [built("hopper")])
     lines = capsys.readouterr().out.splitlines()
+    assert {one.toolkit for one in kept} == {"13.0"}
+    assert all(name.endswith("_sm90a") for one in kept for name in one.kernels)
     assert len(lines) == len(references) - len(kept) > 0
-    assert all("not checked" in line and "CUDA 12.4" in line for line in lines)
-    assert keep_built(references, {one.toolkit for one in references}) == references
+    assert any("no wheel has sm90a of CUDA 12.4" in line for line in lines)
+    assert any("no wheel has compute80 of CUDA 13.0" in line for line in lines)
+    assert keep_built(references, [built("all"), built("cuda12")]) == references
     assert capsys.readouterr().out == ""
+
+
+def test_a_recording_of_kernels_that_are_gone_is_checked_where_its_target_was_built() -> None:
+    declared = replace(make_declared(), archsets=published_sets())
+    (wheel,) = [one for one in published_sets() if one.label == "hopper"]
+    manifest = replace(declared, arch_set=wheel)
+    native = [one for one in read_references(RECORDED) if one.toolkit == declared.toolkit.cuda]
+    (first, *_) = keep_built(native, [manifest])
+    renamed = replace(first, kernels={"gone_sm90a": "0"})
+    assert keep_built([renamed], [manifest]) == (renamed,)
+    assert len(find_stale([renamed], {})) == 1
 
 
 def test_a_wheel_has_the_recordings_of_its_kernels_alone(tmp_path: Path) -> None:
