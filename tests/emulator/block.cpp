@@ -41,6 +41,7 @@ constexpr int NOBODY = -1, SEVERAL = -2;
 struct Copy {
   uint32_t target;
   const void* source;
+  int bytes = 16;
 };
 
 struct Thread {
@@ -194,7 +195,7 @@ void count_arrival(Barrier& barrier) {
   end_phase(barrier);
 }
 
-void write_copied(const Copy& copy, int bytes = 16) {
+void write_copied(const Copy& copy, int bytes) {
   if (copy.source == nullptr) {
     std::memset(smem_bytes + copy.target, 0, bytes);
   } else {
@@ -204,14 +205,14 @@ void write_copied(const Copy& copy, int bytes = 16) {
 
 // Completes a copy of a thread.
 void land(const Copy& copy, int thread) {
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < copy.bytes / 4; ++i) {
     Word& word = block->words[copy.target / 4 + i];
     word.copier = NOBODY;
     word.writer = thread / LANES;
     word.written = block->epoch;
     word.fenced = false;
   }
-  write_copied(copy);
+  write_copied(copy, copy.bytes);
 }
 
 // Delivers a random requested box, or data that another block has sent. wgmma may read the
@@ -225,7 +226,7 @@ void bring_box() {
       word.copier = NOBODY;
       word.fenced = true;
     }
-    write_copied(one.copy, one.bytes);
+    write_copied(one.copy, one.exist);
     std::memset(smem_bytes + one.copy.target + one.exist, 0, one.bytes - one.exist);
     Barrier& barrier = barrier_at(one.barrier);
     barrier.bytes -= one.bytes;
@@ -342,11 +343,11 @@ void watch_write(Word& word, int warp) {
   word.written = now;
 }
 
-// Starts a copy of 16 bytes, or of zeros if source is null.
-void reserve(uint32_t target, const void* source) {
-  if (source != nullptr) read_global(source, 16);
-  Word* words = words_of(target, 16);
-  for (int i = 0; i < 4; ++i) {
+// Starts a copy, or one of zeros if source is null. exist: the bytes that are read.
+void reserve(uint32_t target, const void* source, int bytes, int exist) {
+  if (source != nullptr) read_global(source, exist);
+  Word* words = words_of(target, bytes);
+  for (int i = 0; i < bytes / 4; ++i) {
     if (words[i].copier != NOBODY) fail("thread %d copies where a copy is on its way", current);
     watch_write(words[i], current / LANES);
     words[i].copier = current;
@@ -455,7 +456,7 @@ void wait_for_phase(uint32_t address, int parity) {
     for (const auto& [thread, copies] : later) {
       for (const Copy& copy : copies) {
         land(copy, thread);
-        for (uint32_t i = 0; i < 4; ++i) block->landed.push_back(copy.target / 4 + i);
+        for (int i = 0; i < copy.bytes / 4; ++i) block->landed.push_back(copy.target / 4 + i);
       }
       count_arrival(barrier);
     }
@@ -512,9 +513,9 @@ uint8_t* write_global(void* target, int bytes) {
   return static_cast<uint8_t*>(target);
 }
 
-void start_copy(uint32_t target, const void* source) {
-  reserve(target, source);
-  block->threads[current].open.push_back({target, source});
+void start_copy(uint32_t target, const void* source, int bytes) {
+  reserve(target, source, bytes, bytes);
+  block->threads[current].open.push_back({target, source, bytes});
 }
 
 void close_group() {
@@ -528,14 +529,14 @@ void wait_for_groups(int pending) {
   while (own.groups.size() > static_cast<size_t>(pending)) {
     for (const Copy& copy : own.groups.front()) {
       land(copy, current);
-      for (uint32_t i = 0; i < 4; ++i) own.unfenced.push_back(copy.target / 4 + i);
+      for (int i = 0; i < copy.bytes / 4; ++i) own.unfenced.push_back(copy.target / 4 + i);
     }
     own.groups.pop_front();
   }
 }
 
 void start_box_copy(uint32_t target, const void* source, uint32_t barrier, int exist) {
-  reserve(target, source);
+  reserve(target, source, 16, exist);
   block->box.push_back({{target, source}, barrier, 16, exist});
 }
 

@@ -64,10 +64,10 @@ void count_conflicts(const uint32_t (&rows)[8]);
 const uint8_t* read_global(const void* source, int bytes);
 uint8_t* write_global(void* target, int bytes);
 
-// This thread's asynchronous copies. start_copy(): 16 bytes; source null: zeros. close_group():
+// This thread's asynchronous copies. start_copy(): 4 or 16 bytes; source null: zeros. close_group():
 // makes a group of the started copies. wait_for_groups(): waits until at most `pending` groups are
 // left.
-void start_copy(uint32_t target, const void* source);
+void start_copy(uint32_t target, const void* source, int bytes = 16);
 void close_group();
 void wait_for_groups(int pending);
 

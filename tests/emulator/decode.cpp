@@ -235,7 +235,10 @@ void begin(Params& p, const Emulated& c) {
             bias.strides[3],
             static_cast<int>(bias.is_fp32),
             static_cast<int>(bias.in_pairs)};
-  emulator::declare(bias.data, bias.bytes, false);
+  // A word of 4 bytes that is read may have one number of the bias and one beside it.
+  const auto begin = reinterpret_cast<uintptr_t>(bias.data), end = begin + bias.bytes;
+  const uintptr_t before = begin / 4 * 4, behind = (end + 3) / 4 * 4;
+  emulator::declare(reinterpret_cast<const void*>(before), behind - before, false);
 }
 
 // Declares a tensor of the queries or of the keys, and returns its view.

@@ -3,8 +3,9 @@
 //
 // A stage has two panels (core/panels.cuh), each with 128 bytes per query: together the biases of
 // 128 keys in 16 bits, or of 64 in fp32. So a step of 128 keys takes one stage or two. A loading
-// thread fills a ring of stages with boxes of 16-bit columns, of one row if all queries share it. A
-// warp loads a step's stages into registers before it waits for the scores.
+// thread fills a ring of stages with boxes of 16-bit columns, of one row if all queries share it;
+// or warps copy rows that no tensor map describes (sm90/bias_rows.cuh). A warp loads a step's
+// stages into registers before it waits for the scores.
 //
 // In fp32, 128 x 128 biases take 64 KB. HBM delivers them in 1.9 us per multiprocessor, no faster
 // than the kernel without a bias computes the tile. At head_dim 128 a step has 64 keys, so that the
@@ -16,6 +17,7 @@
 #include "ptx/pairs.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "sm90/bias.cuh"
+#include "sm90/bias_rows.cuh"
 #include "sm90/fwd/tiles.cuh"
 
 namespace flash_dist {
@@ -54,7 +56,70 @@ __device__ __forceinline__ typename Tiles::Biases bias_stage(const typename Tile
   return {keys.passed * Tiles::BIAS_PARTS + part};
 }
 
-// Starts the copies of the bias of step j.
+// Returns the number of this warp among those that load only a bias. It is negative in the warp of
+// the loading thread, whose warpgroup comes before that behind the consumers.
+template <class Config>
+__device__ __forceinline__ int bias_warp() {
+  const int warp = fresh_thread() / 32;
+  return warp < WARPS_OF_GROUP ? warp - 1 : warp - 1 - Config::CONSUMERS * WARPS_OF_GROUP;
+}
+
+// A stage of a bias that warps copy (sm90/bias_rows.cuh): a part of a step.
+template <class Tiles>
+struct FwdBiasStage {
+  typename Tiles::Biases ring;
+  int step, part;
+  uint32_t first_numbers[2];  // of the panels, see BiasPanelCopy
+};
+
+// The copies of the bias of a work tile. All lanes of BIAS_WARPS warps call these functions.
+template <class Tiles>
+struct FwdBiasCopy {
+  using Stage = FwdBiasStage<Tiles>;
+  using Panel = BiasPanelCopy<typename Tiles::QTile>;
+  static constexpr int BYTES = Tiles::BIAS_IS_FP32 ? 4 : 2;  // per number
+
+  const typename Tiles::Params& params;
+  typename Tiles::Smem& smem;
+  const typename Tiles::Work& work;
+
+  __device__ __forceinline__ void start(Stage& stage) const {
+    smem.bias_barriers.wait_for_place(stage.ring);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) stage.first_numbers[i] = panel(stage, i).start();
+    cp_async_commit();
+  }
+  // Passes a stage on to the consumers. PENDING: the number of stages that were started after it.
+  template <int PENDING>
+  __device__ __forceinline__ void finish(const Stage& stage) const {
+    cp_async_wait<PENDING>();
+    __syncwarp();
+    if constexpr (!Tiles::BIAS_IS_FP32) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) panel(stage, i).finish(stage.first_numbers[i]);
+    }
+    __syncwarp();
+    if (fresh_thread() % 32 == 0) smem.bias_barriers.arrive(stage.ring);
+  }
+
+ private:
+  __device__ __forceinline__ Panel panel(const Stage& stage, int i) const {
+    const BiasParams& bias = params.p.bias;
+    const FwdBlock& block = work.block;
+    const int row0 = bias.row == 0 ? 0 : block.row0;
+    const int key = bias_key<Tiles>(work, stage.step, 2 * stage.part + i);
+    const int64_t first = block.batch * bias.batch + block.head * bias.head + row0 * bias.row + key;
+    // The warps that copy most rows of one panel do not copy most of the other.
+    const int warp = (bias_warp<Tiles>() + i * BIAS_WARPS / 2) % BIAS_WARPS;
+    return {shared_address(smem.bias[stage.ring.stage()]) + i * Tiles::QTile::BYTES,
+            warp,
+            {static_cast<const uint8_t*>(bias.data) + BYTES * first, BYTES * bias.row,
+             min(params.bias_rows, params.p.seqlen_q - row0),
+             BYTES * min(params.p.seqlen_k - key, Tiles::BIAS_PANEL)}};
+  }
+};
+
+// Starts the copies of the bias of step j, in boxes.
 template <class Tiles>
 __device__ __forceinline__ void load_bias(const typename Tiles::Params& params,
                                           typename Tiles::Smem& smem,

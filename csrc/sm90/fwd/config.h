@@ -36,7 +36,8 @@ struct FwdDropoutSm90Params : FwdSm90Params {
 struct FwdBiasSm90Params : FwdSm90Params {
   alignas(128) CUtensorMap bias;
   AxisSteps bias_axes;
-  int bias_rows;  // rows of a box: BLOCK_M, or 1 if all queries share one row
+  int bias_rows;       // rows of a box: BLOCK_M, or 1 if all queries share one row
+  bool bias_in_boxes;  // false: no tensor map describes the bias, and `bias` is not set
 };
 
 // NOTE: a derived struct, so that the configuration follows from the type of the parameters.
@@ -63,13 +64,16 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool DROPS = std::is_same_v<Params, FwdDropoutSm90Params>;
   static constexpr bool HAS_BIAS = std::is_base_of_v<FwdBiasSm90Params, Params>;
   static constexpr bool BIAS_IS_FP32 = std::is_same_v<Params, FwdFp32BiasSm90Params>;
-  // Number of threads that load only the bias. If the thread that loads K and V also loaded an fp32
-  // bias, waiting for stages of the bias would delay K and V.
+  // Number of warps that load only a bias in boxes, with one thread each. If the thread that loads
+  // K and V also loaded an fp32 bias, waiting for stages of the bias would delay K and V.
   static constexpr int BIAS_LOADERS = BIAS_IS_FP32 ? 1 : 0;
   static constexpr bool FINDS_MAX_LOGIT = std::is_same_v<Params, FwdMaxLogitSm90Params>;
   static constexpr int BIAS_STAGES = bias_stages<Plan, HAS_BIAS>();
-  static constexpr int CONSUMERS =
-      Plan::WARPS / 4 - 1;  // warpgroups with 64 queries each; one more warpgroup loads
+  // The number of warpgroups with 64 queries each. One more warpgroup loads, and another one copies
+  // a bias that no tensor map describes.
+  static constexpr int GROUPS = Plan::WARPS / WARPS_OF_GROUP;
+  static constexpr int LOADING_GROUPS = HAS_BIAS ? 2 : 1;
+  static constexpr int CONSUMERS = GROUPS - LOADING_GROUPS;
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr bool TAKES_TICKETS = true;
@@ -86,14 +90,19 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   // keys as a step over a range.
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
   // Registers per thread of each role, for setmaxnreg. The loader needs 32, or 40 with two
-  // mainloops. With 24 the loader spills, but the accumulators then have enough registers.
+  // mainloops, or 48 to copy a bias by rows. With 24 the loader spills, but the accumulators then
+  // have enough registers.
   static constexpr int LOADER_REGISTERS =
-      CONSUMERS == 3                                                                         ? 32
-      : Plan::MIN_BLOCKS == 3                                                                ? 24
-      : CONSUMERS == 2 && ONE_MAINLOOP && !HAS_BIAS && HEAD_DIM > (HAS_SCORE_MOD ? 128 : 96) ? 24
-                                                                                             : 40;
+      HAS_BIAS                                                                  ? 48
+      : CONSUMERS == 3                                                          ? 32
+      : Plan::MIN_BLOCKS == 3                                                   ? 24
+      : CONSUMERS == 2 && ONE_MAINLOOP && HEAD_DIM > (HAS_SCORE_MOD ? 128 : 96) ? 24
+                                                                                : 40;
   static constexpr int CONSUMER_REGISTERS =
-      registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
+      HAS_BIAS
+          ? (GROUPS * registers_at_launch(GROUPS * WARPGROUP) - LOADING_GROUPS * LOADER_REGISTERS) /
+                CONSUMERS / 8 * 8
+          : registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
 
   using QPanels = Panels<BLOCK_M>;
   static constexpr int Q_PANELS = QPanels::count(HEAD_DIM);

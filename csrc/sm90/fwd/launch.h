@@ -29,7 +29,7 @@ const char* find_bias_problem(const FwdParams& p) {
   if (static_cast<bool>(p.bias.is_fp32) != Config::BIAS_IS_FP32) {
     return Config::BIAS_IS_FP32 ? "it is for a bias of float32" : "it is for a bias of 16 bits";
   }
-  return find_bias_map_problem(p);
+  return p.bias.key == 1 ? nullptr : "keys of the bias are not neighbours";
 }
 
 template <class Config>
@@ -70,8 +70,13 @@ cudaError_t launch_fwd_sm90(const KernelEntry& entry, const void* params, cudaSt
   const cudaError_t status = make_maps<Config>(maps);
   if (status != cudaSuccess) return status;
   if constexpr (Config::HAS_BIAS) {
-    const cudaError_t of_bias = make_bias_map<Config>(all);
-    if (of_bias != cudaSuccess) return of_bias;
+    all.bias_in_boxes = find_bias_map_problem(p) == nullptr;
+    if (all.bias_in_boxes) {
+      const cudaError_t of_bias = make_bias_map<Config>(all);
+      if (of_bias != cudaSuccess) return of_bias;
+    } else {
+      all.bias_rows = p.bias.row == 0 ? 1 : Config::BLOCK_M;
+    }
   }
   const FwdGrid grid(p, Config::BLOCK_M);
   const int64_t tiles = grid.tiles * grid.groups;

@@ -57,7 +57,7 @@ struct FwdSm90Loader {
       load_rows<Tiles::K_TILE_BYTES>(shared_address(smem.k[keys.stage()]), params.k, params.k_axes,
                                      work, j, smem.k_barriers.data(keys));
       if constexpr (Tiles::HAS_BIAS && Tiles::BIAS_LOADERS == 0) {
-        load_bias<Tiles>(params, smem, work, j, keys);
+        if (params.bias_in_boxes) load_bias<Tiles>(params, smem, work, j, keys);
       }
       if (j < last) load_values(work, j + 1, before);
       before = keys;
@@ -121,7 +121,8 @@ struct FwdSm90Loader {
   }
 };
 
-// The thread that loads the bias of the work tiles, each stage as soon as it is empty.
+// The warps that load the bias of the work tiles, each stage as soon as it is empty. A bias in boxes
+// has one warp at most.
 template <class Tiles>
 struct FwdSm90BiasLoader {
   const typename Tiles::Params& params;
@@ -135,7 +136,7 @@ struct FwdSm90BiasLoader {
       const typename Tiles::Work& work = smem.work[works.stage()];
       if (work.is_closed()) break;
       if (work.has_queries()) load(work);
-      mbarrier_arrive(shared_address(&smem.work_barriers.empty[works.stage()]));
+      smem.work_barriers.release(works.stage());
       works.advance();
     }
   }
@@ -143,10 +144,31 @@ struct FwdSm90BiasLoader {
  private:
   __device__ __forceinline__ void load(const typename Tiles::Work& work) const {
     typename Tiles::Keys keys{work.tiles};
+    if (!params.bias_in_boxes) return copy(work, keys);
+    if (fresh_thread() % 32 > 0) return;
 #pragma unroll 1
     for (int j = work.bounds.end - 1; j >= work.bounds.begin; --j, keys.advance()) {
       load_bias<Tiles>(params, smem, work, j, keys);
     }
+  }
+
+  // Starts the copies of a stage before it finishes the stage before.
+  __device__ __forceinline__ void copy(const typename Tiles::Work& work,
+                                       typename Tiles::Keys keys) const {
+    const FwdBiasCopy<Tiles> copies{params, smem, work};
+    const int last = work.bounds.end - 1;
+    FwdBiasStage<Tiles> before{};
+#pragma unroll 1
+    for (int j = last; j >= work.bounds.begin; --j, keys.advance()) {
+#pragma unroll 1
+      for (int part = 0; part < Tiles::BIAS_PARTS; ++part) {
+        FwdBiasStage<Tiles> next{bias_stage<Tiles>(keys, part), j, part};
+        copies.start(next);
+        if (j < last || part > 0) copies.template finish<1>(before);
+        before = next;
+      }
+    }
+    if (work.has_keys()) copies.template finish<0>(before);
   }
 };
 

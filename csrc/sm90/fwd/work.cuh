@@ -104,15 +104,16 @@ __device__ __forceinline__ void publish_work(typename Config::Smem& smem) {
   ++smem.progress.works;
 }
 
-// Initializes the barriers of a block. All threads of the block call this. OTHER_READERS: number of
-// threads, in addition to the consumer warps, that read the work tiles.
-template <class Config, int OTHER_READERS = 0>
+// Initializes the barriers of a block. All threads of the block call this. other_readers: number of
+// warps, in addition to the consumer warps, that read the work tiles.
+template <class Config>
 __device__ __forceinline__ void make_fwd_barriers(const typename Config::Params& params,
-                                                  typename Config::Smem& smem) {
+                                                  typename Config::Smem& smem,
+                                                  int other_readers = 0) {
   if (threadIdx.x == 0) {
     prefetch_maps(params.q, params.k, params.v, params.out);
     constexpr int WARPS = Config::CONSUMERS * WARPS_OF_GROUP;
-    smem.work_barriers.make(WARPS + OTHER_READERS);
+    smem.work_barriers.make(WARPS + other_readers);
     smem.q_barriers.make(WARPS);
     smem.k_barriers.make(WARPS);
     smem.v_barriers.make(WARPS);

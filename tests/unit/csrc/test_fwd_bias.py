@@ -134,11 +134,38 @@ def test_other_head_dims_are_left_to_the_general_family(head_dim: int) -> None:
     refuse(shape, draw(shape, (1, 1, 1, 1), torch.bfloat16))
 
 
-def test_biases_without_a_map_are_left_to_the_general_family() -> None:
+def test_biases_with_distant_keys_are_left_to_the_general_family() -> None:
     shape = (1, 20, 40, 1, 1, 64)
     bias = draw(shape, (1, 1, 1, 1), torch.bfloat16)
-    refuse(shape, bias.new_zeros(1, 1, 20, 48)[..., 1:41])  # begins between multiples of 16 bytes
-    refuse(shape, bias.new_zeros(1, 1, 20, 42)[..., :40])  # so do its rows
     refuse(shape, bias.new_zeros(1, 1, 40, 24)[..., :20].transpose(2, 3))
     refuse(shape, bias[..., :1])
-    refuse(shape, bias.new_zeros(1, 1, 20, 42, dtype=torch.float32)[..., :40])
+
+
+def place(bias: Tensor, begin: int, row: int) -> Tensor:
+    """Copy a bias to memory where rows have `row` elements and the first starts at `begin`."""
+    numbers = bias.shape[:3].numel() * row
+    wide = bias.new_full((begin + numbers,), torch.nan)[begin:].view(*bias.shape[:3], row)
+    return wide[..., : bias.shape[3]].copy_(bias)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("taken", BROADCASTS, ids=str)
+def test_rows_may_begin_anywhere(taken: tuple[int, ...], dtype: torch.dtype, head_dim: int) -> None:
+    shape = (2, 140, 201, 2, 1, head_dim)
+    bias = draw(shape, taken, dtype)
+    whole = check(shape, bias)
+    for begin, row in [(0, 201), (1, 208), (7, 202), (2, 203)]:
+        assert torch.equal(check(shape, place(bias, begin, row)), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_begin_anywhere_under_a_window_and_a_list(dtype: torch.dtype) -> None:
+    shape = (1, 150, 265, 1, 1, 64)
+    bias = place(draw(shape, (1, 1, 1, 1), dtype), 3, 265)
+    places = torch.arange(265) - torch.arange(150)[:, None] - (265 - 150)
+    check(shape, bias, places <= 0, window=(UNBOUNDED, 0))
+    visible = torch.rand(150, 265, generator=torch.Generator().manual_seed(5)) < 0.4
+    visible[:, 64:128] = visible[:128, 192:] = False
+    plan: MaskPlan = BlockMask.from_dense(visible).plan(1, 1, 150, 265)
+    check(shape, bias, visible, mask=plan)
