@@ -345,7 +345,9 @@ void watch_write(Word& word, int warp) {
 
 // Starts a copy, or one of zeros if source is null. exist: the bytes that are read.
 void reserve(uint32_t target, const void* source, int bytes, int exist) {
-  if (source != nullptr) read_global(source, exist);
+  const auto* from = static_cast<const uint8_t*>(source);
+  const int step = exist == bytes ? bytes : 2;  // a part may have any even number of bytes
+  for (int i = 0; source != nullptr && i < exist; i += step) read_global(from + i, step);
   Word* words = words_of(target, bytes);
   for (int i = 0; i < bytes / 4; ++i) {
     if (words[i].copier != NOBODY) fail("thread %d copies where a copy is on its way", current);
