@@ -110,17 +110,23 @@ def test_rows_without_a_key_are_zeros(dtype: torch.dtype) -> None:
     assert not check(shape, bias)[:, ::3].any()
 
 
+def check_masks(shape: Shape, bias: Tensor) -> None:
+    """Check a call with a window, and one with a list of tiles; the shape has one head."""
+    _, seqlen_q, seqlen_k, *_ = shape
+    places = torch.arange(seqlen_k) - torch.arange(seqlen_q)[:, None] - (seqlen_k - seqlen_q)
+    check(shape, bias, places <= 0, window=(UNBOUNDED, 0))
+    generator = torch.Generator().manual_seed(5)
+    visible = torch.rand(seqlen_q, seqlen_k, generator=generator) < 0.4
+    visible[:, 64:128] = visible[:128, 192:] = False
+    plan: MaskPlan = BlockMask.from_dense(visible).plan(1, 1, seqlen_q, seqlen_k)
+    check(shape, bias, visible, mask=plan)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_window_and_a_list_of_tiles(dtype: torch.dtype, head_dim: int) -> None:
     shape = (1, 150, 264, 1, 1, head_dim)
-    bias = draw(shape, (1, 1, 1, 1), dtype)
-    places = torch.arange(264) - torch.arange(150)[:, None] - (264 - 150)
-    check(shape, bias, places <= 0, window=(UNBOUNDED, 0))
-    visible = torch.rand(150, 264, generator=torch.Generator().manual_seed(5)) < 0.4
-    visible[:, 64:128] = visible[:128, 192:] = False
-    plan: MaskPlan = BlockMask.from_dense(visible).plan(1, 1, 150, 264)
-    check(shape, bias, visible, mask=plan)
+    check_masks(shape, draw(shape, (1, 1, 1, 1), dtype))
 
 
 def refuse(shape: Shape, bias: Tensor) -> None:
@@ -162,10 +168,4 @@ def test_rows_may_begin_anywhere(taken: tuple[int, ...], dtype: torch.dtype, hea
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_begin_anywhere_under_a_window_and_a_list(dtype: torch.dtype) -> None:
     shape = (1, 150, 265, 1, 1, 64)
-    bias = place(draw(shape, (1, 1, 1, 1), dtype), 3, 265)
-    places = torch.arange(265) - torch.arange(150)[:, None] - (265 - 150)
-    check(shape, bias, places <= 0, window=(UNBOUNDED, 0))
-    visible = torch.rand(150, 265, generator=torch.Generator().manual_seed(5)) < 0.4
-    visible[:, 64:128] = visible[:128, 192:] = False
-    plan: MaskPlan = BlockMask.from_dense(visible).plan(1, 1, 150, 265)
-    check(shape, bias, visible, mask=plan)
+    check_masks(shape, place(draw(shape, (1, 1, 1, 1), dtype), 3, 265))
