@@ -14,7 +14,7 @@ from ci.dry_run.plans import find_plans
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ARCHSETS
-from flash_dist.toolkit.make.wheels.fingerprints import RECORDED, REMEDY
+from flash_dist.toolkit.make.wheels.fingerprints import RECORDED, REMEDY, find_targets
 from flash_dist.toolkit.selftest.fingerprints import hash_code, read_references
 from flash_dist.toolkit.targets.wording import list_few
 
@@ -48,8 +48,8 @@ def find_unrecorded(reference: Reference, plans: Plans) -> list[str]:
 def find_archs(reference: Reference) -> tuple[Arch, ...]:
     """Return the targets of the recorded kernels."""
     known = {arch for one in load_archsets(ARCHSETS).values() for arch in one.archs}
-    ends = {name.rpartition("_")[2] for name in reference.kernels}
-    return tuple(sorted(arch for arch in known if arch.identifier in ends))
+    targets = find_targets(reference)
+    return tuple(sorted(arch for arch in known if arch.identifier in targets))
 
 
 def describe(reference: Reference) -> str:

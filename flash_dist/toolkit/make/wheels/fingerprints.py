@@ -19,7 +19,6 @@ from ...product import NAME
 from ...selftest.fingerprints import FILE_NAME, read_references, render_references
 from ...targets.compatibility import choose_arch
 from ...targets.devices import Device
-from ...targets.wording import list_few
 from ..command import command
 from ..project import PACKAGE
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from ...selftest.fingerprints import Reference
 
 RECORDED = PACKAGE / FILE_NAME
-SHOWN = 3  # targets in one line
 REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records them again"
 
 
@@ -61,6 +59,11 @@ def _may_fit(reference: Reference, manifest: Manifest) -> bool:
     chosen = choose_arch(manifest.arch_set.archs, device)
     has_machine_code = chosen is not None and not chosen[0].ptx
     return not (has_machine_code and all(targets[name].ptx for name in names))
+
+
+def find_targets(reference: Reference) -> set[str]:
+    """Return the ends of the recorded kernels' names: identifiers of targets, such as `sm90a`."""
+    return {name.partition(" ")[0].rpartition("_")[2] for name in reference.kernels}
 
 
 def find_stale(
@@ -113,13 +116,13 @@ def keep_built(
         published.update(arch.identifier for each in manifest.archsets for arch in each.archs)
     kept = []
     for one in references:
-        targets = {name.partition(" ")[0].rpartition("_")[2] for name in one.kernels} & published
+        targets = find_targets(one) & published
         if one.toolkit in built and targets <= built[one.toolkit]:
             kept.append(one)
         else:
-            code = f"{list_few(sorted(targets), SHOWN)} of CUDA {one.toolkit}"
             print(
-                f"{len(one.fingerprints)} fingerprints not checked: no wheel has {code} "
+                f"{len(one.fingerprints)} fingerprints not checked: no wheel has "
+                f"{', '.join(sorted(targets))} of CUDA {one.toolkit} "
                 f"({one.gpu}, recorded {one.recorded})"
             )
     return tuple(kept)
