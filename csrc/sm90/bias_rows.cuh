@@ -22,8 +22,7 @@ namespace flash_dist {
 constexpr int BIAS_WARPS = 7;
 
 // Rows of a panel. from: address of the first row; row_bytes: distance of rows. Of a row, `bytes`
-// bytes exist, at most 128; the others get any values. NOTE: the last word that is read may be half
-// behind the bias, in the same aligned 4 bytes as its last number.
+// bytes exist; if there are less than 128, the others get any values.
 struct BiasRows {
   const uint8_t* from;
   int64_t row_bytes;
@@ -37,8 +36,8 @@ struct BiasRows {
 };
 
 // The copy of a panel. All lanes of BIAS_WARPS warps call its functions. warp: a number of this
-// warp, 0 to BIAS_WARPS - 1.
-template <class Tile>
+// warp, 0 to BIAS_WARPS - 1. IS_FP32: rows begin at words.
+template <class Tile, bool IS_FP32>
 struct BiasPanelCopy {
   static constexpr int AT_ONCE = 8;  // rows; the period of the swizzle
   static constexpr int STEP = BIAS_WARPS * AT_ONCE;
@@ -54,7 +53,8 @@ struct BiasPanelCopy {
     constexpr int ROUNDS = (Tile::BYTES / Tile::ROW_BYTES + STEP - 1) / STEP;
     static_assert(ROUNDS * AT_ONCE <= 32);
     const int lane = lane_of_warp();
-    const int whole = rows.bytes >= Tile::ROW_BYTES ? rows.rows - AT_ONCE : -1;
+    // The last word of a row that begins within a word ends behind 128 bytes.
+    const int whole = rows.bytes > Tile::ROW_BYTES ? rows.rows - AT_ONCE : -1;
     // Numbers begin at even addresses: the word from `at` - 2 on, or that behind it.
     const uint8_t* at = rows.from + first_row() * rows.row_bytes + 4 * lane + 2;
 #pragma unroll 1
@@ -65,14 +65,20 @@ struct BiasPanelCopy {
         copy_rows<false>(row0, lane, at);
       }
     }
-    if (!rows.is_odd(0) && !rows.is_odd(1)) return 0;
+    if constexpr (IS_FP32) return 0;
     const int row = first_row() + lane / AT_ONCE * STEP + lane % AT_ONCE;
     if (row >= rows.rows || rows.bytes <= 0) return 0;
-    return load_constant_2(rows.from + row * rows.row_bytes);
+    const uint8_t* own = rows.from + row * rows.row_bytes;
+    const int copied = rows.bytes - (rows.is_odd(row) ? 2 : 0);
+    if (rows.bytes <= Tile::ROW_BYTES && copied % 4 != 0) {  // the last word is half behind the row
+      store_shared_4(word(row, copied / 4), load_constant_2(own + rows.bytes - 2));
+    }
+    return rows.is_odd(row) ? load_constant_2(own) : 0;
   }
 
   // Moves the rows that begin within a word. The copies of this warp have landed.
   __device__ __forceinline__ void finish(uint32_t first_numbers) const {
+    if constexpr (IS_FP32) return;
     const bool even = rows.is_odd(0), odd = rows.is_odd(1);
     if (even && odd) {
       move_rows<1>(first_numbers, 0);
@@ -106,7 +112,9 @@ struct BiasPanelCopy {
         cp_async_4(target, source);
       } else {
         const int first = 4 * lane + 2 - static_cast<int>(address & 2);
-        cp_async_4(target, source, row0 + i < rows.rows && first < rows.bytes);
+        const bool exists = row0 + i < rows.rows && first < rows.bytes;
+        // start() stores a word of which only a half exists.
+        if (IS_FP32 || first + 2 != rows.bytes) cp_async_4(target, source, exists);
       }
     }
   }

@@ -98,6 +98,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             text=True,
             check=False,
         )
+        if name == "short" and f"unset {LIMIT}" in done.stderr:
+            pytest.skip("this wheel has no general forward for 9.0")
         assert done.returncode == 0, done.stderr
         found[name] = torch.load(path)
     if found["native"]["family"] == "decode_wide":

@@ -76,7 +76,7 @@ struct FwdBiasStage {
 template <class Tiles>
 struct FwdBiasCopy {
   using Stage = FwdBiasStage<Tiles>;
-  using Panel = BiasPanelCopy<typename Tiles::QTile>;
+  using Panel = BiasPanelCopy<typename Tiles::QTile, Tiles::BIAS_IS_FP32>;
   static constexpr int BYTES = Tiles::BIAS_IS_FP32 ? 4 : 2;  // per number
 
   const typename Tiles::Params& params;
@@ -94,10 +94,8 @@ struct FwdBiasCopy {
   __device__ __forceinline__ void finish(const Stage& stage) const {
     cp_async_wait<PENDING>();
     __syncwarp();
-    if constexpr (!Tiles::BIAS_IS_FP32) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) panel(stage, i).finish(stage.first_numbers[i]);
-    }
+    for (int i = 0; i < 2; ++i) panel(stage, i).finish(stage.first_numbers[i]);
     __syncwarp();
     if (fresh_thread() % 32 == 0) smem.bias_barriers.arrive(stage.ring);
   }
@@ -115,7 +113,7 @@ struct FwdBiasCopy {
             warp,
             {static_cast<const uint8_t*>(bias.data) + BYTES * first, BYTES * bias.row,
              min(params.bias_rows, params.p.seqlen_q - row0),
-             BYTES * min(params.p.seqlen_k - key, Tiles::BIAS_PANEL)}};
+             BYTES * min(params.p.seqlen_k - key, Tiles::BIAS_PANEL + 1)}};
   }
 };
 
