@@ -48,9 +48,7 @@ const char* refuse_fused_bias_sm90(const void* params) {
     }
     return find_bias_map_problem(p);
   }
-  if (!Config::BIAS_TAKES_ALL && (p.bias.is_fp32 || !p.bias.in_pairs)) {
-    return "it reads a bias of 16 bits in pairs alone";
-  }
+  if (!Config::BIAS_TAKES_FP32 && p.bias.is_fp32) return "it reads a bias of 16 bits alone";
   return nullptr;
 }
 
@@ -137,30 +135,28 @@ template <class Config>
 struct BwdSm90BiasElements {
   using T = typename Config::T;
   static constexpr int NT = Config::BLOCK_M / 8;  // tiles of 8 queries
-  static constexpr bool TAKES_ALL = Config::BIAS_TAKES_ALL;
-  using Fragment =
-      uint32_t[(TAKES_ALL ? 4 : 2) * NT];  // with TAKES_ALL, 16-bit pairs fill half of the array
+  static constexpr bool TAKES_FP32 = Config::BIAS_TAKES_FP32;
+  using Fragment = uint32_t[(TAKES_FP32 ? 4 : 2) * NT];  // 16-bit pairs fill 2 * NT
 
   const BwdParams& p;
   const DkdvSm90Work& work;
 
-  // Loads the biases of an item. key0: the warp's first key. Queries beyond the end get the bias of
-  // the last query. NOTE: keys beyond the end of a document get arbitrary elements of the bias.
+  // Loads the biases of an item. key0: the warp's first key. NOTE: queries and keys beyond the end
+  // of a document get arbitrary elements of the bias.
   __device__ __forceinline__ void fetch(Fragment& x, const DkdvItem& item, int key0) const {
     const BiasParams& bias = p.bias;
     const int bytes = bias.is_fp32 ? 4 : 2;
     const uint8_t* head =
         static_cast<const uint8_t*>(bias.data) +
         bytes * (work.batch * bias.batch + (work.head + item.head_in_group) * bias.head);
-    if (TAKES_ALL && bias.is_fp32) {
-      if constexpr (TAKES_ALL) fetch_fp32(x, head, item.row0, key0);
-    } else if (!TAKES_ALL || bias.in_pairs) {
-      fetch_pairs(x, head, item.row0, key0,
-                  [](const uint8_t* left, const uint8_t*) { return load_constant_4(left); });
+    if (TAKES_FP32 && bias.is_fp32) {
+      if constexpr (TAKES_FP32) fetch_fp32(x, head, item.row0, key0);
+    } else if (TAKES_FP32 && bias.in_pairs && key0 + KEYS <= p.seqlen_k) {
+      fetch_pairs(x, head + 2 * key0, item.row0);
+    } else if (bias.key == 1 && key0 + KEYS < p.seqlen_k) {
+      fetch_rows(x, head + 2 * key0, item.row0);
     } else {
-      fetch_pairs(x, head, item.row0, key0, [](const uint8_t* left, const uint8_t* right) {
-        return load_constant_2(left) | load_constant_2(right) << 16;
-      });
+      fetch_elements(x, head, item.row0, key0);
     }
   }
 
@@ -168,9 +164,9 @@ struct BwdSm90BiasElements {
   template <int SHIFT, class Scores, class Lse>
   __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse,
                                                const Fragment& x) const {
-    if (TAKES_ALL && p.bias.is_fp32) {
+    if (TAKES_FP32 && p.bias.is_fp32) {
       exponentiate_with_bias<Config, SHIFT>(pt, p, lse, [&](int i) -> float2 {
-        if constexpr (!TAKES_ALL) return {};
+        if constexpr (!TAKES_FP32) return {};
         return {bias_of_fp32(x[2 * i]), bias_of_fp32(x[2 * i + 1])};
       });
     } else {
@@ -180,29 +176,82 @@ struct BwdSm90BiasElements {
   }
 
  private:
-  __device__ __forceinline__ int query(int i) const { return min(i, work.seqlen_q - 1); }
-  __device__ __forceinline__ int key(int i, int last = 1) const {
-    return min(i, p.seqlen_k - last);
-  }
+  static constexpr int KEYS = 16;  // of a warp
 
-  // Loads 16-bit biases in pairs. Register 2 * n + h belongs to queries 8 * n to 8 * n + 7 and keys
-  // 8 * h to 8 * h + 7. Of these it holds query lane / 4 and the two keys from 2 * (lane % 4) on.
-  template <class Load>
-  __device__ __forceinline__ void fetch_pairs(Fragment& x, const uint8_t* head, int row0, int key0,
-                                              Load load) const {
+  __device__ __forceinline__ int query(int i) const { return min(i, work.seqlen_q - 1); }
+  __device__ __forceinline__ int key(int i) const { return min(i, p.seqlen_k - 1); }
+
+  // The next functions load 16-bit biases. Register 2 * n + h belongs to queries 8 * n to 8 * n + 7
+  // and keys 8 * h to 8 * h + 7. Of these it holds query lane / 4 and the two keys from
+  // 2 * (lane % 4) on. keys: query 0 and the warp's first key. At least KEYS adjacent keys exist
+  // from there on, or more for fetch_rows().
+
+  // Loads rows that begin at words of 4 bytes. NOTE: fetch_rows() waits for its loads before the
+  // scores are there. At head_dim 128, no registers are left for this function.
+  __device__ __forceinline__ void fetch_pairs(Fragment& x, const uint8_t* keys, int row0) const {
     const int lane = fresh_thread() % 32;
-    int64_t left[2], right[2];  // offsets of the two keys, in bytes
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int first = key(key0 + 8 * h + lane % 4 * 2, p.bias.in_pairs ? 2 : 1);
-      left[h] = 2 * (first * p.bias.key);
-      right[h] = 2 * (key(first + 1) * p.bias.key);
-    }
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-      const uint8_t* row = head + 2 * (query(row0 + 8 * n + lane / 4) * p.bias.row);
+      const uint8_t* at = keys + 2 * (query(row0 + 8 * n + lane / 4) * p.bias.row) + lane % 4 * 4;
 #pragma unroll
-      for (int h = 0; h < 2; ++h) x[2 * n + h] = load(row + left[h], row + right[h]);
+      for (int h = 0; h < 2; ++h) x[2 * n + h] = load_constant_4(at + 16 * h);
+    }
+  }
+
+  // Loads any rows. Each lane loads a word: an instruction reads the 32 bytes of 4 queries, and
+  // register 2 * n + e gets the words of queries 8 * n + e + 0, 2, 4, 6. If these begin within a
+  // word, their words start with the second key, and the first ones come from another load, of 32
+  // queries.
+  __device__ __forceinline__ void fetch_rows(Fragment& x, const uint8_t* keys, int row0) const {
+    const int lane = fresh_thread() % 32;
+    const auto begin_of = [&](int i) { return keys + 2 * (query(row0 + i) * p.bias.row); };
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        // Biases have even addresses: the word from the first key on, or that behind it.
+        const uint8_t* at = begin_of(8 * n + e + lane / 8 * 2) + lane % 8 * 4 + 2;
+        x[2 * n + e] = load_constant_4(
+            reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t{3}));
+      }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const auto begin = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(keys));
+      if ((begin + 2 * (row0 + e) * static_cast<uint32_t>(p.bias.row)) % 4 == 0) continue;
+      const uint32_t first = load_constant_2(begin_of(e + lane * 2));
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        const uint32_t own_first = __shfl_sync(0xffffffffu, first, 4 * n + lane / 8);
+        const uint32_t before = __shfl_up_sync(0xffffffffu, x[2 * n + e], 1);
+        x[2 * n + e] = (lane % 8 > 0 ? before >> 16 : own_first) | x[2 * n + e] << 16;
+      }
+    }
+    // Of an even and an odd query, each lane keeps the words of its own keys.
+    const bool upper = lane % 8 >= 4;
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      uint32_t &even = x[2 * n], &odd = x[2 * n + 1];
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? even : odd, 4);
+      even = upper ? other : even;
+      odd = upper ? odd : other;
+    }
+  }
+
+  // Loads biases of any strides one by one. head: query 0 and key 0.
+  __device__ __forceinline__ void fetch_elements(Fragment& x, const uint8_t* head, int row0,
+                                                 int key0) const {
+    const int lane = fresh_thread() % 32;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int first = key0 + 8 * h + lane % 4 * 2;
+      const int64_t left = 2 * (key(first) * p.bias.key);
+      const int64_t right = 2 * (key(first + 1) * p.bias.key);
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        const int64_t row = 2 * (query(row0 + 8 * n + lane / 4) * p.bias.row);
+        x[2 * n + h] = load_constant_2(head + left + row) | load_constant_2(head + right + row)
+                                                                << 16;
+      }
     }
   }
 

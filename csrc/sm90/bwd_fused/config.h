@@ -21,8 +21,8 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool HAS_BIAS = BIAS != BiasLoads::NONE;
   static constexpr bool BIAS_IS_FP32 = BIAS == BiasLoads::FP32_BOXES;
   static constexpr bool BIAS_IN_BOXES = BIAS == BiasLoads::BOXES || BIAS_IS_FP32;
-  // With ELEMENTS: true if the bias may be fp32 and may have any strides.
-  static constexpr bool BIAS_TAKES_ALL = HEAD_DIM <= 64;
+  // With ELEMENTS: true if the bias may be fp32.
+  static constexpr bool BIAS_TAKES_FP32 = HEAD_DIM <= 64;
   using Params = std::conditional_t<
       DROPS, DkdvDropoutSm90Params,
       std::conditional_t<BIAS_IN_BOXES, DkdvBiasSm90Params,

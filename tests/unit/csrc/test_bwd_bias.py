@@ -16,7 +16,7 @@ from flash_dist import BlockMask
 from tests.unit.made.emulator import emulate_backward
 
 from .test_bwd_halves import require_near
-from .test_fwd_bias import DTYPES, draw, inputs, normal, solve
+from .test_fwd_bias import DTYPES, draw, inputs, normal, place, solve
 from .test_fwd_pair import CAUSAL, FULL, cu_seqlens, gpu, in_window
 
 Tensor = torch.Tensor
@@ -47,7 +47,7 @@ def differentiate(
 
 def check(
     shape: Shape, bias: Tensor, window: tuple[int, int] = FULL, visible: Tensor | None = None
-) -> None:
+) -> list[Tensor]:
     """Compare with float64, and two orders of warps with each other."""
     batch, seqlen_q, seqlen_k, heads, _, head_dim = shape
     q, k, v = inputs(shape)
@@ -73,6 +73,7 @@ def check(
     )
     require_near(got, exact)
     assert all(map(torch.equal, got, again))
+    return got
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -98,22 +99,21 @@ def test_a_half_of_the_keys_may_be_masked(dtype: torch.dtype) -> None:
     check(shape, draw(shape, (1, 1, 1, 1), dtype), visible=visible)
 
 
-@pytest.mark.parametrize(
-    ("seqlen_k", "dtype", "head_dim"),
-    [
-        (130, torch.bfloat16, 64),
-        (131, torch.bfloat16, 64),
-        (131, torch.float32, 64),
-        (130, torch.bfloat16, 128),
-    ],
-    ids=str,
-)
 @pytest.mark.parametrize("taken", [(1, 1, 1, 1), (0, 1, 0, 1)], ids=str)
-def test_rows_may_begin_between_multiples_of_16_bytes(
-    seqlen_k: int, dtype: torch.dtype, head_dim: int, taken: tuple[int, ...]
-) -> None:
-    shape = (2, 200, seqlen_k, 2, 1, head_dim)
-    check(shape, draw(shape, taken, dtype).contiguous())
+def test_rows_of_fp32_may_begin_between_multiples_of_16_bytes(taken: tuple[int, ...]) -> None:
+    shape = (2, 200, 131, 2, 1, 64)
+    check(shape, draw(shape, taken, torch.float32).contiguous())
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("taken", [(1, 1, 1, 1), (0, 1, 0, 1)], ids=str)
+@pytest.mark.parametrize("seqlen_k", [146, 147])
+def test_rows_may_begin_anywhere(seqlen_k: int, taken: tuple[int, ...], head_dim: int) -> None:
+    shape = (2, 133, seqlen_k, 2, 1, head_dim)
+    bias = draw(shape, taken, torch.bfloat16)
+    whole = check(shape, bias)
+    for begin, row in [(0, seqlen_k), (1, 152), (7, 154), (2, 155)]:
+        assert all(map(torch.equal, check(shape, place(bias, begin, row)), whole))
 
 
 def test_queries_may_be_neighbours_instead_of_keys() -> None:
