@@ -116,8 +116,9 @@ def test_rows_may_begin_anywhere(seqlen_k: int, taken: tuple[int, ...], head_dim
         assert all(map(torch.equal, check(shape, place(bias, begin, row)), whole))
 
 
-def test_queries_may_be_neighbours_instead_of_keys() -> None:
-    shape = (1, 70, 130, 1, 1, 64)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_queries_may_be_neighbours_instead_of_keys(head_dim: int) -> None:
+    shape = (1, 70, 130, 1, 1, head_dim)
     bias = draw(shape, (1, 1, 1, 1), torch.bfloat16)
     check(shape, bias.mT.contiguous().mT)
 
