@@ -135,9 +135,9 @@ def test_gradients_depend_on_no_address_of_a_16_bit_bias(head_dim: int, half: to
     for shared in ("", "batch", "head", "query"):
         problem = shaped_problem((2, 333, 521, 4, 2), (head_dim, head_dim), dtype=half)
         bias = draw(problem, [shared != axis for axis in ("batch", "head", "query", "key")], half)
-        inputs = [x.requires_grad_() for x in (problem.q, problem.k, problem.v)]
-        outs = (flash_attn_func(*inputs, bias=placed) for placed in place(bias))
-        first, *others = (torch.autograd.grad(out, inputs, problem.dout) for out in outs)
+        q, k, v = (x.requires_grad_() for x in (problem.q, problem.k, problem.v))
+        outs = (flash_attn_func(q, k, v, bias=placed) for placed in place(bias))
+        first, *others = (torch.autograd.grad(out, (q, k, v), problem.dout) for out in outs)
         for other in others:
             assert all(map(torch.equal, first, other)), f"shared by {shared}"
 

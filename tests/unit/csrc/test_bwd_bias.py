@@ -47,7 +47,7 @@ def differentiate(
 
 def check(
     shape: Shape, bias: Tensor, window: tuple[int, int] = FULL, visible: Tensor | None = None
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compare with float64, and two orders of warps with each other."""
     batch, seqlen_q, seqlen_k, heads, _, head_dim = shape
     q, k, v = inputs(shape)
