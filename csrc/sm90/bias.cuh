@@ -3,9 +3,22 @@
 #pragma once
 
 #include "core/bias.cuh"
+#include "ptx/copy.cuh"
 #include "ptx/pairs.cuh"
 
 namespace flash_dist {
+
+// Returns whether a row of 16-bit biases begins within a word of 4 bytes. from: address of row 0.
+__device__ __forceinline__ bool begins_within_word(const uint8_t* from, int row,
+                                                   int64_t row_bytes) {
+  const auto first = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from));
+  return (first + row * static_cast<uint32_t>(row_bytes)) % 4 != 0;
+}
+
+// Loads two 16-bit biases, `left` to the lower half.
+__device__ __forceinline__ uint32_t load_bias_pair(const uint8_t* left, const uint8_t* right) {
+  return load_constant_2(left) | load_constant_2(right) << 16;
+}
 
 template <class T>
 __device__ __forceinline__ float2 bias_of_pair(uint32_t pair) {

@@ -14,6 +14,7 @@
 #include "ptx/copy.cuh"
 #include "ptx/copy_words.cuh"
 #include "ptx/registers.cuh"
+#include "sm90/bias.cuh"
 
 namespace flash_dist {
 
@@ -30,8 +31,7 @@ struct BiasRows {
 
   // Returns whether a row begins within a word.
   __device__ __forceinline__ bool is_odd(int row) const {
-    const auto first = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from));
-    return (first + row * static_cast<uint32_t>(row_bytes)) % 4 != 0;
+    return begins_within_word(from, row, row_bytes);
   }
 };
 

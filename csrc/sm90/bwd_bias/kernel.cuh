@@ -137,8 +137,7 @@ struct OwnBias {
       return;
     }
     const auto pair = [&](int h, int i) {
-      return load_constant_2(data + 2 * (rows[h] + key(i))) |
-             load_constant_2(data + 2 * (rows[h] + key(i + 1))) << 16;
+      return load_bias_pair(data + 2 * (rows[h] + key(i)), data + 2 * (rows[h] + key(i + 1)));
     };
 #pragma unroll
     for (int n = 0; n < 8; ++n) {

@@ -216,8 +216,7 @@ struct BwdSm90BiasElements {
       }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const auto begin = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(keys));
-      if ((begin + 2 * (row0 + e) * static_cast<uint32_t>(p.bias.row)) % 4 == 0) continue;
+      if (!begins_within_word(keys, row0 + e, 2 * p.bias.row)) continue;
       const uint32_t first = load_constant_2(begin_of(e + lane * 2));
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
@@ -226,7 +225,7 @@ struct BwdSm90BiasElements {
         x[2 * n + e] = (lane % 8 > 0 ? before >> 16 : own_first) | x[2 * n + e] << 16;
       }
     }
-    // Of an even and an odd query, each lane keeps the words of its own keys.
+    // Each lane keeps the words of its own keys, of an even and of an odd query.
     const bool upper = lane % 8 >= 4;
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
@@ -249,8 +248,7 @@ struct BwdSm90BiasElements {
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
         const int64_t row = 2 * (query(row0 + 8 * n + lane / 4) * p.bias.row);
-        x[2 * n + h] = load_constant_2(head + left + row) | load_constant_2(head + right + row)
-                                                                << 16;
+        x[2 * n + h] = load_bias_pair(head + left + row, head + right + row);
       }
     }
   }
