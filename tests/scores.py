@@ -172,6 +172,13 @@ def lay_out(scored: Scored, bias: Tensor) -> Tensor:
     return bias[..., rows[:, None], columns]
 
 
+def place(bias: Tensor, begin: int, row: int) -> Tensor:
+    """Copy a bias to memory where rows have `row` elements and the first starts at `begin`."""
+    numbers = bias.shape[:3].numel() * row
+    wide = bias.new_full((begin + numbers,), torch.nan)[begin:].view(*bias.shape[:3], row)
+    return wide[..., : bias.shape[3]].copy_(bias)
+
+
 def _slopes_by_row(scored: Scored, heads: int) -> Tensor:
     """Return the slopes [batch, heads, 1, 1], or for documents [1, heads, seqlen_q, 1]."""
     slopes, problem = scored.alibi_slopes, scored.problem

@@ -14,10 +14,10 @@ from tests.gpu.packed import Packed, attend_packed, boundaries, pack
 from tests.gpu.running import attend_scored, workspace
 from tests.masks import MASKS, masked_problem
 from tests.reference import DEVICE, Problem, assert_same_bits, shaped_problem
-from tests.scores import MASKED, Scored, find_faults, find_wrong_max_logit, lay_out, score
+from tests.scores import MASKED, Scored, find_faults, find_wrong_max_logit, lay_out, place, score
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
 Tensor = torch.Tensor
 # batch, seqlen_q, seqlen_k, num_heads, num_heads_kv
@@ -113,11 +113,8 @@ def test_any_strides_and_addresses_are_read(dtype: torch.dtype) -> None:
             assert_same_bits(attend_scored(add(problem, bias)), other, "strides")
 
 
-def place(bias: Tensor) -> Iterator[Tensor]:
-    """Copy a bias of 521 keys to several places, whose rows begin at different multiples of 2."""
-    for begin, row in ((0, 528), (0, 521), (1, 521), (3, 522), (6, 523), (5, 528)):
-        memory = bias.new_full((begin + bias.shape[:3].numel() * row,), torch.nan)
-        yield memory[begin:].view(*bias.shape[:3], row)[..., :521].copy_(bias)
+# First element and elements per row of biases with 521 keys.
+PLACES: Final = ((0, 528), (0, 521), (1, 521), (3, 522), (6, 523), (5, 528))
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
@@ -126,7 +123,7 @@ def test_out_depends_on_no_address_of_a_bias(head_dim: int, dtype: torch.dtype) 
         problem = shaped_problem((2, 333, 521, 4, 2), (head_dim, head_dim), dtype=dtype)
         bias = draw(problem, [shared != axis for axis in ("batch", "head", "query", "key")], kind)
         q, k, v = problem.q, problem.k, problem.v
-        outs = [flash_attn_func(q, k, v, bias=placed) for placed in place(bias)]
+        outs = [flash_attn_func(q, k, v, bias=place(bias, *at)) for at in PLACES]
         assert all(torch.equal(outs[0], out) for out in outs), f"{kind}, shared by {shared}"
 
 
@@ -136,7 +133,7 @@ def test_gradients_depend_on_no_address_of_a_16_bit_bias(head_dim: int, half: to
         problem = shaped_problem((2, 333, 521, 4, 2), (head_dim, head_dim), dtype=half)
         bias = draw(problem, [shared != axis for axis in ("batch", "head", "query", "key")], half)
         q, k, v = (x.requires_grad_() for x in (problem.q, problem.k, problem.v))
-        outs = (flash_attn_func(q, k, v, bias=placed) for placed in place(bias))
+        outs = (flash_attn_func(q, k, v, bias=place(bias, *at)) for at in PLACES)
         first, *others = (torch.autograd.grad(out, (q, k, v), problem.dout) for out in outs)
         for other in others:
             assert all(map(torch.equal, first, other)), f"shared by {shared}"

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from flash_dist import BlockMask
+from tests.scores import place
 from tests.unit.made.emulator import emulate_backward
 
 from .test_bwd_halves import require_near
-from .test_fwd_bias import DTYPES, draw, inputs, normal, place, solve
+from .test_fwd_bias import DTYPES, draw, inputs, normal, solve
 from .test_fwd_pair import CAUSAL, FULL, cu_seqlens, gpu, in_window
 
 Tensor = torch.Tensor

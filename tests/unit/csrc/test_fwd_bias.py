@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flash_dist import BlockMask
+from tests.scores import place
 from tests.unit.made.emulator import UNBOUNDED, Gpu, emulate_forward
 
 if TYPE_CHECKING:
@@ -145,13 +146,6 @@ def test_biases_with_distant_keys_are_left_to_the_general_family() -> None:
     bias = draw(shape, (1, 1, 1, 1), torch.bfloat16)
     refuse(shape, bias.new_zeros(1, 1, 40, 24)[..., :20].transpose(2, 3))
     refuse(shape, bias[..., :1])
-
-
-def place(bias: Tensor, begin: int, row: int) -> Tensor:
-    """Copy a bias to memory where rows have `row` elements and the first starts at `begin`."""
-    numbers = bias.shape[:3].numel() * row
-    wide = bias.new_full((begin + numbers,), torch.nan)[begin:].view(*bias.shape[:3], row)
-    return wide[..., : bias.shape[3]].copy_(bias)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
